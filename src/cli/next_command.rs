@@ -235,7 +235,7 @@ fn rows(recipe: &Recipe) -> Option<(Option<String>, Vec<String>)> {
     const PAIRS: &str = r#"seq 400 | sed 's/.*/{"chosen": "&, twice? &, &", "rejected": "&, twice? no"}/' > pairs.jsonl"#;
     let (make, file, columns) = match recipe.spec.objective {
         Objective::Sft => (None, "$EVENKEEL/examples/sft/sums.jsonl", "messages"),
-        Objective::Dpo | Objective::Orpo | Objective::Simpo => {
+        Objective::Dpo | Objective::Orpo | Objective::Cpo | Objective::Simpo => {
             (Some(PAIRS.to_owned()), "pairs.jsonl", "chosen,rejected")
         }
         _ => return None,

@@ -26,7 +26,7 @@ impl Kind {
     /// The samples of an objective.
     pub fn of(objective: Objective) -> Kind {
         match objective {
-            Objective::Dpo | Objective::Orpo | Objective::Simpo => Kind::Pair,
+            Objective::Dpo | Objective::Orpo | Objective::Cpo | Objective::Simpo => Kind::Pair,
             Objective::Kto => Kind::Labelled,
             _ => Kind::Text,
         }

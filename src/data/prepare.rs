@@ -124,13 +124,14 @@ pub fn prepare(
             | Objective::Sft
             | Objective::Dpo
             | Objective::Orpo
+            | Objective::Cpo
             | Objective::Simpo
             | Objective::Kto
     ) {
         return Err(request.setting(
             "objective",
             "prompts for generation and rewards cannot be read from data",
-            "choose language-modelling, sft, dpo, kto, orpo or simpo",
+            "choose language-modelling, sft, dpo, kto, orpo, cpo or simpo",
         ));
     }
     let sources = sources::resolve(request)?;

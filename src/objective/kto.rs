@@ -1,11 +1,12 @@
 //! KTO (Ethayarajh et al., 2024, eqs. 7 and 8): single answers with a label, against the mean KL of the batch.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{Judged, Sequence, Slope, Step, sigmoid};
 
 /// Which samples of a step an estimate of the KL covers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kl {
     /// The global batch, so that the loss does not depend on the world.
@@ -16,7 +17,7 @@ pub enum Kl {
 }
 
 /// The sample of a block whose completion a mismatched row has with the prompt of another.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum KlCompletions {
     /// The one before it, and for the first the last (TRL).

@@ -3,12 +3,13 @@
 //! δ = s(chosen) − s(rejected) − γ/β, where s is a sum of log-probabilities, or a mean over the answer's tokens, relative to
 //! the reference model or not.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{Judged, Likelihood, Sequence, Slope, Step, log_sigmoid, sigmoid};
 
 /// The loss of a margin δ.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum PairLoss {
     /// −(1 − ε) log σ(βδ) − ε log σ(−βδ): Rafailov et al., 2023 (eq. 7); with a label smoothing ε cDPO (Mitchell, 2023).

@@ -412,7 +412,7 @@ mod tests {
         let gemma = json!({"model": {"path": "google/gemma-2-9b", "config": {
             "hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 2,
             "num_attention_heads": 4, "vocab_size": 64, "max_position_embeddings": 32}}});
-        insta::assert_snapshot!(of_recipe(json!({"objective": "grpo"})), @"trainer-objective: the built-in trainer does not train grpo (it trains language-modelling and sft, and dpo, kto, orpo and simpo of native recipes, TRL's, HALOs' and direct-preference-optimization's; `evenkeel plan` plans the others too)");
+        insta::assert_snapshot!(of_recipe(json!({"objective": "grpo"})), @"trainer-objective: the built-in trainer does not train grpo (it trains language-modelling and sft, and dpo, kto, orpo, cpo and simpo of native recipes, TRL's, HALOs' and direct-preference-optimization's; `evenkeel plan` plans the others too)");
         insta::assert_snapshot!(limited("1KiB"), @"rank-memory: weights, gradients and optimiser states need 1.66 MiB a rank, and a rank may use 1.00 KiB (raise `--rank-memory`, or train a smaller model)");
         insta::assert_snapshot!(limited("1Gigabyte"), @"spec.trainer.rankMemory: unknown unit `gigabyte`: use KB, MB, GB, TB (thousands), KiB, MiB, GiB, TiB (1024s), or none for bytes");
         insta::assert_snapshot!(of_recipe(gemma), @"trainer-model: the built-in trainer does not train Gemma 2 and later ones (google/gemma-2-9b) (choose a Llama, Mistral, Qwen 2, Qwen 3, SmolLM or Gemma model, set `model.config.model_type=llama` to train a Llama of these sizes, or give your program after `--`)");

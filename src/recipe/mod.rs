@@ -26,6 +26,7 @@ use schema::axes;
 use schema::reader::{self, Detected, ReadOptions, Reader, Translated};
 use schema::reading::{self, Reading};
 
+pub use dialects::native::schema as native_schema;
 pub use schema::dialect::{Dialect, RESERVED};
 pub use schema::environment::Environment;
 pub use schema::files::{Files, TreeBatch};

@@ -52,6 +52,11 @@ impl Loss {
         };
         match spec.objective {
             Objective::Dpo => Some(Loss::Pair(pair)),
+            Objective::Cpo => Some(Loss::Pair(Pair {
+                has_reference: false,
+                likelihood: likelihood(1.0, false),
+                ..pair
+            })),
             Objective::Simpo => Some(Loss::Pair(Pair {
                 beta: beta.unwrap_or(2.0),
                 has_reference: false,

@@ -15,3 +15,17 @@ pub fn write_program(path: &Path, script: &str) {
         .status();
     assert!(written.unwrap().success());
 }
+
+/// Asserts that a generated file of the repository has this text. With `UPDATE` set, writes it.
+pub fn is_kept(path: &str, text: &str) {
+    let whole = Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
+    if std::env::var_os("UPDATE").is_some() {
+        std::fs::create_dir_all(whole.parent().unwrap()).unwrap();
+        std::fs::write(&whole, text).unwrap();
+    }
+    let kept = std::fs::read_to_string(&whole).unwrap_or_default();
+    assert!(
+        kept == text,
+        "{path} is not current: UPDATE=1 cargo test --lib"
+    );
+}

@@ -413,6 +413,7 @@ mod tests {
 
     use super::*;
     use crate::recipe::corpus;
+    use crate::util::testing::is_kept;
 
     #[test]
     fn named_sizes_are_found() {
@@ -501,17 +502,7 @@ mod tests {
             };
             let _ = writeln!(page, "| {name} | {family} | {trains} |");
         }
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/dialects/upstream-models.md");
-        if std::env::var_os("UPDATE").is_some() {
-            std::fs::write(&path, &page).unwrap();
-        }
-        let found = std::fs::read_to_string(&path).unwrap();
-        assert_eq!(
-            found,
-            page,
-            "{}: run the tests with UPDATE=1",
-            path.display()
-        );
+        is_kept("docs/dialects/upstream-models.md", &page);
     }
 
     #[test]

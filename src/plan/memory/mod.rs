@@ -20,12 +20,13 @@ pub use known::{model_type, other_family, typical, typical_sizes};
 pub use shape::Shape;
 
 /// Objectives of the built-in trainer.
-pub const TRAINED: [Objective; 6] = [
+pub const TRAINED: [Objective; 7] = [
     Objective::LanguageModelling,
     Objective::Sft,
     Objective::Dpo,
     Objective::Kto,
     Objective::Orpo,
+    Objective::Cpo,
     Objective::Simpo,
 ];
 
@@ -366,7 +367,11 @@ impl<'a> Memory<'a> {
     /// Sequences that pass through the model for each sample.
     fn rows_per_sample(&self) -> f64 {
         match self.spec.objective {
-            Objective::Dpo | Objective::Orpo | Objective::Simpo | Objective::Reward => 2.0,
+            Objective::Dpo
+            | Objective::Orpo
+            | Objective::Cpo
+            | Objective::Simpo
+            | Objective::Reward => 2.0,
             _ => 1.0,
         }
     }

@@ -54,7 +54,7 @@ fn trainer_objective(case: &Case<'_>, findings: &mut Findings<'_>) {
         findings.at(
             &["objective"],
             format!("the built-in trainer does not train {objective}"),
-            "it trains language-modelling and sft, and dpo, kto, orpo and simpo of native recipes, TRL's, HALOs' and direct-preference-optimization's; `evenkeel plan` plans the others too",
+            "it trains language-modelling and sft, and dpo, kto, orpo, cpo and simpo of native recipes, TRL's, HALOs' and direct-preference-optimization's; `evenkeel plan` plans the others too",
         );
         return;
     }

@@ -7,6 +7,7 @@
 
 mod de;
 mod limits;
+mod schema;
 
 use std::path::Path;
 
@@ -23,6 +24,8 @@ use crate::recipe::syntax::node::{Entry, Node, Value};
 use crate::recipe::syntax::scalar::{Resolved, Schema};
 use crate::recipe::syntax::source::{FileId, Span, ValueSources};
 use crate::util::suggest::{did_you_mean, short};
+
+pub use schema::schema;
 
 /// `apiVersion` of the native form.
 pub const API_VERSION: &str = "evenkeel.dev/v1alpha1";

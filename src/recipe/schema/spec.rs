@@ -9,12 +9,13 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::objective::{Kl, KlCompletions, PairLoss};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::util::suggest::{UnknownName, by_name};
 
 /// A whole training run, independent of dialect and of hardware.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Spec {
     /// The run's name, instead of `metadata.name`; also the default name of its directory.
@@ -51,7 +52,7 @@ pub struct Spec {
     pub trainer: Trainer,
     /// The loss of tokens; language-modelling and sft only.
     pub likelihood: Likelihood,
-    /// The loss over preferences; dpo, kto, orpo and simpo only.
+    /// The loss over preferences; dpo, kto, orpo, cpo and simpo only.
     pub preference: Preference,
     /// Settings of upstream's generation-based trainers that rules check.
     pub generation: Generation,
@@ -74,7 +75,7 @@ impl Spec {
 }
 
 /// The training objective, which selects the loss.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Objective {
     /// Next-token prediction on every token.
@@ -88,6 +89,8 @@ pub enum Objective {
     Kto,
     /// ORPO: odds-ratio preference optimisation.
     Orpo,
+    /// CPO: contrastive preference optimisation.
+    Cpo,
     /// SimPO: simple preference optimisation.
     Simpo,
     /// GRPO: group-relative policy optimisation.
@@ -115,8 +118,8 @@ impl Objective {
 
     /// Whether the loss is over preferences: pairs of completions, or completions with a label.
     pub fn is_over_preferences(self) -> bool {
-        use Objective::{Dpo, Kto, Orpo, Simpo};
-        matches!(self, Dpo | Kto | Orpo | Simpo)
+        use Objective::{Cpo, Dpo, Kto, Orpo, Simpo};
+        matches!(self, Dpo | Kto | Orpo | Cpo | Simpo)
     }
 
     /// The default number of completions per prompt that are compared with each other (TRL f2cd577,
@@ -131,7 +134,7 @@ impl Objective {
 }
 
 /// The loss of tokens.
-#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Likelihood {
     /// What each token adds to the loss.
@@ -156,7 +159,7 @@ impl Likelihood {
 }
 
 /// What a token adds to the loss, with p as its probability.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum LikelihoodLoss {
     /// −ln p.
@@ -167,10 +170,10 @@ pub enum LikelihoodLoss {
 }
 
 /// The loss over preferences.
-#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Preference {
-    /// The loss of dpo's and simpo's margin.
+    /// The loss of the margin of dpo, cpo and simpo.
     pub loss: PairLoss,
     /// β, the factor of the log-ratio or of the margin; orpo's λ. Default: 0.1, for simpo 2.
     pub beta: Option<f64>,
@@ -182,7 +185,7 @@ pub struct Preference {
     pub by_token: Option<bool>,
     /// γ/β, the margin that simpo wants. Default: 0.25.
     pub target_margin: Option<f64>,
-    /// Weight of the chosen completion's negative log-likelihood; orpo's covers the prompt too. Default: 0, for orpo 1.
+    /// Weight of the chosen completion's negative log-likelihood; orpo's covers the prompt too. Default: 0, for orpo and cpo 1.
     pub likelihood_weight: Option<f64>,
     /// kto's λ of desirable completions. Default: 1.
     pub desirable_weight: Option<f64>,
@@ -199,25 +202,18 @@ impl Preference {
     pub fn without_effect(&self, objective: Objective) -> Vec<&'static str> {
         let is_smoothed = matches!(self.loss, PairLoss::Sigmoid | PairLoss::Robust);
         let (dpo, simpo) = (objective == Objective::Dpo, objective == Objective::Simpo);
+        let pairs = dpo || simpo || objective == Objective::Cpo;
         let (orpo, kto) = (objective == Objective::Orpo, objective == Objective::Kto);
         [
-            (
-                "preference.loss",
-                self.loss != PairLoss::Sigmoid,
-                dpo || simpo,
-            ),
-            (
-                "preference.beta",
-                self.beta.is_some(),
-                dpo || simpo || orpo || kto,
-            ),
+            ("preference.loss", self.loss != PairLoss::Sigmoid, pairs),
+            ("preference.beta", self.beta.is_some(), pairs || orpo || kto),
             (
                 "preference.label_smoothing",
                 self.label_smoothing != 0.0,
-                (dpo || simpo) && is_smoothed,
+                pairs && is_smoothed,
             ),
             ("preference.reference_free", self.reference_free, dpo),
-            ("preference.by_token", self.by_token.is_some(), dpo || simpo),
+            ("preference.by_token", self.by_token.is_some(), pairs),
             (
                 "preference.target_margin",
                 self.target_margin.is_some(),
@@ -226,7 +222,7 @@ impl Preference {
             (
                 "preference.likelihood_weight",
                 self.likelihood_weight.is_some(),
-                dpo || simpo || orpo,
+                pairs || orpo,
             ),
             (
                 "preference.desirable_weight",
@@ -252,7 +248,7 @@ impl Preference {
 }
 
 /// Settings of generation-based trainers (GRPO, RLOO, PPO, KTO) that rules check.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Generation {
     /// TRL GRPO and RLOO `num_generations`.
@@ -281,7 +277,7 @@ pub struct Generation {
 
 /// The batch of a recipe. A recipe states `global`, or `per_device_batch_size` × `accumulation` × the data-parallel
 /// size at `gpus` yields it.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Batch {
     /// Global batch: samples per optimiser step over all devices.
@@ -328,7 +324,7 @@ impl Batch {
 
 /// DeepSpeed's `elasticity` (edaa722, `elasticity/config.py`): bounds for a batch that many GPU
 /// counts divide.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Elastic {
     /// `max_train_batch_size`, samples; the computed batch may be smaller.
@@ -365,7 +361,7 @@ impl Default for Elastic {
 }
 
 /// How the micro-batch follows from the recipe.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Division {
     /// The recipe states `per_device_batch_size`.
@@ -379,7 +375,7 @@ pub enum Division {
 }
 
 /// The version of DeepSpeed's elasticity.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 pub enum ElasticVersion {
     /// One batch for every world.
     #[serde(rename = "0.1")]
@@ -391,7 +387,7 @@ pub enum ElasticVersion {
 }
 
 /// The response to a world size without an exact split.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Remainder {
     /// Refuse it, and name the counts that work.
@@ -402,7 +398,7 @@ pub enum Remainder {
 }
 
 /// What a larger world changes first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Prefer {
     /// Keeps the recipe's micro-batch and lowers accumulation.
@@ -414,7 +410,7 @@ pub enum Prefer {
 }
 
 /// What happens to samples that do not fill the last batch of an epoch.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum LastBatch {
     /// Filled up from the next epoch (transformers with accelerate's `even_batches`; native).
@@ -425,7 +421,7 @@ pub enum LastBatch {
 }
 
 /// The schedule of the global batch. In a recipe: `kind: norm-test` beside the settings.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum BatchSchedule {
     /// The recipe's global batch for the whole run.
@@ -456,7 +452,7 @@ impl BatchSchedule {
 }
 
 /// One stage of a stage-wise schedule.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Stage {
     /// Share of the sample budget, 0 to 1.
@@ -466,7 +462,7 @@ pub struct Stage {
 }
 
 /// One run of equal batches of a replayed schedule.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ReplayRun {
     /// Global batch in samples.
@@ -476,7 +472,7 @@ pub struct ReplayRun {
 }
 
 /// The norm test and the controller around it (arXiv 2412.21124; see `docs/norm-test.md`).
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct NormTest {
     /// Estimator of the gradient's variance: `unbiased`, or `paper` as printed there.
@@ -539,7 +535,7 @@ impl Default for NormTest {
 }
 
 /// The estimator of the gradient's variance.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Estimator {
     /// Unbiased for any group sizes, smoothed, with every guard.
@@ -550,7 +546,7 @@ pub enum Estimator {
 }
 
 /// The groups of the norm test.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Groups {
     /// Every micro-batch of every worker.
@@ -561,7 +557,7 @@ pub enum Groups {
 }
 
 /// Effect of a larger batch on the learning rate.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum LearningRateOnGrowth {
     /// The learning rate stays, as in the paper.
@@ -572,7 +568,7 @@ pub enum LearningRateOnGrowth {
 }
 
 /// Sizes of the parallel axes.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Parallel {
     /// State that the data-parallel ranks shard: `ddp` none; `zero1` optimiser states; `zero2` gradients
@@ -616,7 +612,7 @@ impl Default for Parallel {
 }
 
 /// The state that the data-parallel ranks shard.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Strategy {
     /// Nothing: every rank holds everything.
@@ -631,7 +627,7 @@ pub enum Strategy {
 }
 
 /// World sizes that the run may have.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Elasticity {
     /// Minimum number of ranks.
@@ -642,7 +638,7 @@ pub struct Elasticity {
 
 /// The model. `path` names a directory with `config.json` or an upstream model id; `config` gives
 /// or overrides keys of `config.json`.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Model {
     /// A directory in Hugging Face layout, or a hub id such as `mistralai/Mistral-7B-v0.1`.
@@ -689,7 +685,7 @@ pub struct Model {
 }
 
 /// The source of the initial weights.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Init {
     /// From `path` when it is a directory with weights; else random if `config` gives the shape.
@@ -702,7 +698,7 @@ pub enum Init {
 }
 
 /// Precision of the forward and backward pass.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Precision {
     /// 32-bit floats for all arithmetic.
@@ -715,7 +711,7 @@ pub enum Precision {
 }
 
 /// The tokeniser and its chat template.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Tokenizer {
     /// `byte`, a `tokenizer.json`, or a directory that holds one. Default: the model's tokeniser.
@@ -725,7 +721,7 @@ pub struct Tokenizer {
 }
 
 /// The training and evaluation data.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Data {
     /// Sources of training samples.
@@ -775,7 +771,7 @@ impl Default for Data {
 }
 
 /// How documents are packed into samples. TRL's names.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum PackingStrategy {
     /// They are concatenated and cut, and see each other.
@@ -789,7 +785,7 @@ pub enum PackingStrategy {
 }
 
 /// How a prompt and its completions become rows of tokens.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Rows {
     /// What becomes tokens together, and the special tokens around it.
@@ -805,7 +801,7 @@ pub struct Rows {
 }
 
 /// What of a row becomes tokens together.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum RowTokens {
     /// A prompt with each completion, and texts with the tokenizer's special tokens (TRL 0.29 and later).
@@ -821,7 +817,7 @@ pub enum RowTokens {
 }
 
 /// How a row that is too long is cut.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum RowCut {
     /// Its first tokens are kept.
@@ -837,7 +833,7 @@ pub enum RowCut {
 }
 
 /// A side of a text.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Side {
     #[default]
@@ -887,7 +883,7 @@ impl Data {
 }
 
 /// One source of samples.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct DataSource {
     /// A file, a directory, a glob, a hub id, or `synthetic`.
@@ -913,7 +909,7 @@ pub struct DataSource {
 }
 
 /// How a program makes prompts and completions of the rows of a data set that it knows by name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Conversion {
     /// Dialogues in `chosen` and `rejected`, as texts (direct-preference-optimization's `hh`).
@@ -932,7 +928,7 @@ pub enum Conversion {
 }
 
 /// The file format of a source.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum DataFormat {
     /// One JSON object a line, or one array of objects.
@@ -946,7 +942,7 @@ pub enum DataFormat {
 }
 
 /// The synthetic language: a seeded Markov source with a known entropy.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Synthetic {
     /// Vocabulary size V of the language.
@@ -971,7 +967,7 @@ impl Default for Synthetic {
 }
 
 /// The length of the run. The first limit that is set counts: samples, then steps, then epochs.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Budget {
     /// Samples; training ends after the first step that reaches this number.
@@ -985,7 +981,7 @@ pub struct Budget {
 }
 
 /// AdamW and gradient clipping.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Optimizer {
     /// β₁, the decay of the first moment.
@@ -1044,7 +1040,7 @@ pub enum Method {
 }
 
 /// The parameters that weight decay applies to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum DecayOn {
     /// Matrices only, not norms and biases (transformers).
@@ -1055,7 +1051,7 @@ pub enum DecayOn {
 }
 
 /// The learning rate as a function of the samples consumed.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct LearningRate {
     /// Learning rate at the end of warm-up.
@@ -1089,7 +1085,7 @@ impl Default for LearningRate {
 }
 
 /// The shape of the learning rate after warm-up.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum LearningRateShape {
     /// Half a cosine from the peak to the floor.
@@ -1104,7 +1100,7 @@ pub enum LearningRateShape {
 }
 
 /// Interval and batch of evaluations during training.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Evaluation {
     /// Interval, in consumed samples.
@@ -1146,7 +1142,7 @@ impl Evaluation {
 }
 
 /// How an evaluation batch over all devices is divided.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum EvaluationDivision {
     /// By data-parallel size, without remainder.
@@ -1159,7 +1155,7 @@ pub enum EvaluationDivision {
 }
 
 /// Which step an interval means that is no multiple of the batch.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum IntervalRounding {
     /// The first step at or after the interval.
@@ -1172,7 +1168,7 @@ pub enum IntervalRounding {
 }
 
 /// When to write checkpoints, and how many to keep.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Checkpoint {
     /// Interval, in consumed samples.
@@ -1189,7 +1185,7 @@ pub struct Checkpoint {
 }
 
 /// An external trainer, in place of the built-in trainer.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Trainer {
     /// Command line, started once per rank; empty: the built-in trainer.
@@ -1258,7 +1254,7 @@ impl Trainer {
 }
 
 /// A signal that asks an external trainer to save a checkpoint and exit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 pub enum DrainSignal {
     /// Sent by schedulers such as Slurm and Kubernetes.
     #[default]
@@ -1299,279 +1295,5 @@ impl FromStr for DrainSignal {
 
     fn from_str(name: &str) -> Result<Self, UnknownName> {
         by_name(name, DrainSignal::ALL)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    //! Generates the reference page of the native dialect from the recipe types: their fields, comments
-    //! and defaults. `UPDATE=1` writes it.
-
-    use std::collections::BTreeMap;
-    use std::fmt::Write as _;
-    use std::fs;
-    use std::path::Path;
-
-    use serde_json::{Value, json};
-
-    use super::{DataSource, Elastic, NormTest, Rows, Spec, Synthetic};
-
-    /// Introduction of the page.
-    const INTRODUCTION: &str = "# native
-
-A native recipe states its global batch directly. Evenkeel translates every other dialect into a native recipe.
-Native keys override the translation: under `evenkeel:` in the file, or as `evenkeel.KEY=VALUE` on the
-command line. In a native recipe an override is `KEY=VALUE`, such as `batch.per_device_batch_size=4`.
-
-```yaml
-apiVersion: evenkeel.dev/v1alpha1
-kind: Recipe
-metadata:
-  name: my-run
-spec:
-  batch: {global: 128, per_device_batch_size: 16}
-  model: {path: HuggingFaceTB/SmolLM2-135M}
-  data: {train: [{path: data.jsonl}]}
-  budget: {epochs: 1}
-```
-
-The run's name is `metadata.name`, else the file's name. The key `spec.name`, also as the override `name=…`, has
-precedence over both. An unknown key is an error that suggests the nearest key. A number out of range is an error that
-states the range. All errors are reported together. Evenkeel reads YAML with the core schema, in which `1e-5` is a
-number and `no` is a text. [Recipes](../recipes.md) explains the resulting batch.
-
-Tests generate this page from the Rust types (`UPDATE=1 cargo test --lib`).
-";
-
-    /// A field of a struct, or a variant of an enum.
-    #[derive(Default, Clone)]
-    struct Part {
-        name: String,
-        kind: String,
-        about: String,
-        /// The name in serde's `rename`, where it has one.
-        renamed: Option<String>,
-    }
-
-    /// The recipe's types by name, with enums separate from structs.
-    struct Types {
-        structs: BTreeMap<String, Vec<Part>>,
-        enums: BTreeMap<String, Vec<Part>>,
-    }
-
-    impl Types {
-        fn read() -> Types {
-            let mut types = Types {
-                structs: BTreeMap::new(),
-                enums: BTreeMap::new(),
-            };
-            for path in [
-                "src/objective/kto.rs",
-                "src/objective/pair.rs",
-                "src/recipe/schema/spec.rs",
-            ] {
-                let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
-                types.take(&fs::read_to_string(path).unwrap());
-            }
-            types
-        }
-
-        fn take(&mut self, text: &str) {
-            let mut lines = text.lines();
-            while let Some(line) = lines.next() {
-                let opened = |word: &str| {
-                    let rest = line.strip_prefix(word)?;
-                    Some(rest.strip_suffix(" {")?.to_owned())
-                };
-                if let Some(name) = opened("pub struct ") {
-                    let fields = parts(&mut lines, |line| {
-                        let (name, kind) = line.strip_prefix("pub ")?.split_once(": ")?;
-                        Some((name.to_owned(), kind.trim_end_matches(',').to_owned()))
-                    });
-                    self.structs.insert(name, fields);
-                } else if let Some(name) = opened("pub enum ") {
-                    let variants = parts(&mut lines, |line| {
-                        let word = |c: char| c.is_ascii_alphanumeric();
-                        let end = line.find(|c| !word(c)).unwrap_or(line.len());
-                        let first = line.starts_with(|c: char| c.is_ascii_uppercase());
-                        first.then(|| (line[..end].to_owned(), String::new()))
-                    });
-                    self.enums.insert(name, variants);
-                }
-            }
-        }
-
-        /// The values of a type, as the page describes them.
-        fn takes(&self, kind: &str) -> String {
-            let inside = |outer: &str| kind.strip_prefix(outer)?.strip_suffix('>');
-            if let Some(kind) = inside("Option<") {
-                return self.takes(kind);
-            }
-            if let Some(kind) = inside("Vec<") {
-                return match kind {
-                    "String" => "a list of texts".to_owned(),
-                    "u64" => "a list of whole numbers".to_owned(),
-                    _ => "a list, below".to_owned(),
-                };
-            }
-            match kind {
-                "u64" => "a whole number".to_owned(),
-                "f64" => "a number".to_owned(),
-                "bool" => "`true`, `false`".to_owned(),
-                "String" => "a text".to_owned(),
-                kind if kind.starts_with("BTreeMap<") => "a mapping".to_owned(),
-                kind => match self.enums.get(kind) {
-                    Some(variants) => {
-                        let words = variants.iter().map(|part| format!("`{}`", word(part)));
-                        words.collect::<Vec<_>>().join(", ")
-                    }
-                    None => "a mapping, below".to_owned(),
-                },
-            }
-        }
-
-        /// The table of a struct's keys.
-        fn table(&self, name: &str, defaults: &Value) -> String {
-            let mut text = "\n| key | takes | default | |\n|---|---|---|---|\n".to_owned();
-            for field in &self.structs[name] {
-                let default = match &defaults[&field.name] {
-                    Value::Null => String::new(),
-                    Value::Array(list) if list.is_empty() => String::new(),
-                    Value::Object(_) => String::new(),
-                    Value::String(text) if text.is_empty() => String::new(),
-                    Value::String(text) => format!("`{text}`"),
-                    value => format!("`{value}`"),
-                };
-                let takes = self.takes(&field.kind);
-                writeln!(
-                    text,
-                    "| `{}` | {takes} | {default} | {} |",
-                    field.name, field.about
-                )
-                .unwrap();
-            }
-            text
-        }
-    }
-
-    /// The fields or variants of a type up to its closing brace, each with its comment.
-    fn parts<'t>(
-        lines: &mut impl Iterator<Item = &'t str>,
-        part: impl Fn(&str) -> Option<(String, String)>,
-    ) -> Vec<Part> {
-        let mut found = Vec::new();
-        let mut next = Part::default();
-        for line in lines.take_while(|line| *line != "}") {
-            // Fields of a variant are not keys of the type.
-            if line.starts_with("        ") {
-                continue;
-            }
-            let line = line.trim();
-            if let Some(text) = line.strip_prefix("///") {
-                next.about = format!("{} {}", next.about, text.trim())
-                    .trim()
-                    .replace('|', "\\|");
-            } else if let Some(text) = line.strip_prefix("#[serde(rename = \"") {
-                next.renamed = text.split('"').next().map(str::to_owned);
-            } else if let Some((name, kind)) = part(line) {
-                let described = std::mem::take(&mut next);
-                found.push(Part {
-                    name,
-                    kind,
-                    ..described
-                });
-            }
-        }
-        found
-    }
-
-    /// A variant's name in a recipe: kebab case, or serde's `rename`.
-    fn word(variant: &Part) -> String {
-        if let Some(renamed) = &variant.renamed {
-            return renamed.clone();
-        }
-        let mut word = String::new();
-        for (at, c) in variant.name.char_indices() {
-            if c.is_ascii_uppercase() && at > 0 {
-                word.push('-');
-            }
-            word.push(c.to_ascii_lowercase());
-        }
-        word
-    }
-
-    fn page() -> String {
-        let types = Types::read();
-        let defaults = serde_json::to_value(Spec::default()).unwrap();
-        let mut page = INTRODUCTION.to_owned();
-        page += "\n## Below `spec`\n";
-        page += &types.table("Spec", &defaults);
-        for field in &types.structs["Spec"] {
-            if types.structs.contains_key(&field.kind) {
-                write!(page, "\n## `{}`\n\n{}\n", field.name, field.about).unwrap();
-                page += &types.table(&field.kind, &defaults[&field.name]);
-            }
-        }
-        let unwrapped = |value: Result<Value, serde_json::Error>| value.unwrap();
-        for (title, name, defaults) in [
-            (
-                "`batch.elastic`",
-                "Elastic",
-                unwrapped(serde_json::to_value(Elastic::default())),
-            ),
-            (
-                "`data.rows`",
-                "Rows",
-                unwrapped(serde_json::to_value(Rows::default())),
-            ),
-            (
-                "Each of `data.train` and `data.evaluation`",
-                "DataSource",
-                unwrapped(serde_json::to_value(DataSource::default())),
-            ),
-            (
-                "`synthetic` of a source",
-                "Synthetic",
-                unwrapped(serde_json::to_value(Synthetic::default())),
-            ),
-            (
-                "`schedule` with `kind: norm-test`",
-                "NormTest",
-                unwrapped(serde_json::to_value(NormTest::default())),
-            ),
-            ("Each of `stages`, with `kind: stages`", "Stage", json!({})),
-            (
-                "Each of `runs`, with `kind: replay`",
-                "ReplayRun",
-                json!({}),
-            ),
-        ] {
-            write!(page, "\n## {title}\n").unwrap();
-            page += &types.table(name, &defaults);
-        }
-        page
-    }
-
-    #[test]
-    fn the_native_page_matches_the_recipe_types() {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/dialects/native.md");
-        let page = page();
-        if std::env::var_os("UPDATE").is_some() {
-            fs::write(&path, &page).unwrap();
-        }
-        let found = fs::read_to_string(&path).unwrap_or_default();
-        assert_eq!(
-            found, page,
-            "docs/dialects/native.md: run the tests with UPDATE=1"
-        );
-        // serde writes every key that it reads.
-        let defaults = serde_json::to_value(Spec::default()).unwrap();
-        for (key, value) in defaults.as_object().unwrap() {
-            assert!(page.contains(&format!("| `{key}` |")), "{key}");
-            for inner in value.as_object().into_iter().flat_map(|all| all.keys()) {
-                let known = inner == "kind" || page.contains(&format!("| `{inner}` |"));
-                assert!(known, "{key}.{inner}");
-            }
-        }
     }
 }

@@ -234,14 +234,13 @@ fn truth(text: &str) -> Option<bool> {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     use super::*;
     use crate::recipe::dialects::handbook::keys;
     use crate::recipe::dialects::preference::Kind;
     use crate::recipe::dialects::tree_effects;
     use crate::recipe::schema::untrained::Keys;
     use crate::recipe::{Dialect, Recipe, Request, read_text};
+    use crate::util::testing::is_kept;
 
     /// Every key that is read, with a value that changes the run, and after `|` lines that it needs.
     const SAMPLES: &str = "\
@@ -589,11 +588,6 @@ weight_decay: 0.5
             table(&UNSUPPORTED),
             preferences + &trees.concat(),
         );
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/keys.md");
-        if std::env::var_os("UPDATE").is_some() {
-            std::fs::write(&path, &page).unwrap();
-        }
-        let found = std::fs::read_to_string(&path).unwrap_or_default();
-        assert!(found == page, "docs/keys.md: run the tests with UPDATE=1");
+        is_kept("docs/keys.md", &page);
     }
 }

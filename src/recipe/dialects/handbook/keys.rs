@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::LazyLock;
 
 use crate::recipe::schema::spec::Objective::{
-    self, Dpo, Grpo, Kto, LanguageModelling, Orpo, Ppo, Reward, Rloo, Sft, Simpo,
+    self, Cpo, Dpo, Grpo, Kto, LanguageModelling, Orpo, Ppo, Reward, Rloo, Sft,
 };
 use crate::recipe::syntax::words::Words;
 
@@ -111,7 +111,7 @@ pub(super) const TRAINERS: [(Objective, &str, Words); 10] = [
     (Dpo, "DPO", Words("dpo")),
     (Kto, "KTO", Words("kto")),
     (Orpo, "ORPO", Words("orpo")),
-    (Simpo, "CPO/SimPO", Words("simpo cpo")),
+    (Cpo, "CPO/SimPO", Words("simpo cpo")),
     (Grpo, "GRPO", Words("grpo")),
     (Rloo, "RLOO", Words("rloo")),
     (Ppo, "PPO", Words("ppo")),
@@ -154,7 +154,7 @@ const KTO: &str = "\
     prompt_sample_size:int undesirable_weight:float";
 
 /// TRL `CPOConfig`, and SimPO's own `SimPOConfig` (1b3e8f3; `gamma` until 2024-07).
-const SIMPO: &str = "\
+const CPO: &str = "\
     alpha:float cpo_alpha:float gamma:float gamma_beta_ratio:float label_smoothing:float \
     loss_type:str max_target_length:int sft_weight:float simpo_gamma:float";
 
@@ -219,11 +219,11 @@ const REWARD: &str = "\
 /// The fields of trainers' own dataclasses, for all trainers that have them.
 const OWN: [(&[Objective], &str); 11] = [
     (&[Sft, LanguageModelling], SFT),
-    (&[Dpo, Kto, Orpo, Simpo], PREFERENCE),
+    (&[Dpo, Kto, Orpo, Cpo], PREFERENCE),
     (&[Dpo, Kto], REFERENCE),
     (&[Dpo], DPO),
     (&[Kto], KTO),
-    (&[Simpo], SIMPO),
+    (&[Cpo], CPO),
     (&[Grpo, Rloo], GENERATION),
     (&[Grpo], GRPO),
     (&[Rloo], RLOO),

@@ -50,7 +50,9 @@ pub(super) fn detect(root: &Node, path: &Path, reading: &mut Reading) -> Option<
     let stated = root.get_path(&format!("{RESERVED}.objective"));
     let stated = stated.and_then(Node::text).map(serde_json::Value::from);
     if let Some(objective) = stated.and_then(|name| serde_json::from_value(name).ok()) {
-        return Some(objective);
+        // SimPO is a loss of TRL's trainer of CPO.
+        let is_loss = objective == Objective::Simpo;
+        return Some(if is_loss { Objective::Cpo } else { objective });
     }
     let command = reading.files.command.map(|(file, _)| file);
     // Reading the command refuses a program.
@@ -127,7 +129,7 @@ const COMMON: Words = Words("base_model batch_size");
 /// Keys that belong to one trainer decide. `beta` means DPO where no narrower key is present.
 fn by_keys(root: &Node) -> Option<Objective> {
     if root.get("loss_type").and_then(Node::text) == Some("simpo") {
-        return Some(Objective::Simpo);
+        return Some(Objective::Cpo);
     }
     for entry in root.entries()? {
         if keys::shared(&entry.name).is_some() || COMMON.has(&entry.name) {

@@ -64,7 +64,7 @@ fn loss(objective: Objective, node: &Node) -> Option<&str> {
     let name = item.text()?;
     let known = match objective {
         Objective::Dpo => LOSSES[..4].iter().any(|(known, _)| *known == name),
-        Objective::Simpo => name != "robust" && LOSSES.iter().any(|(known, _)| *known == name),
+        Objective::Cpo => name != "robust" && LOSSES.iter().any(|(known, _)| *known == name),
         Objective::Kto => name == "kto",
         _ => false,
     };
@@ -103,7 +103,7 @@ pub(super) fn translate(
     tree.plain_if("preference.beta", values.float("beta"));
     match objective {
         Objective::Dpo => dpo(values, versions, tree),
-        Objective::Simpo => cpo(values, tree),
+        Objective::Cpo => cpo(values, tree),
         Objective::Kto => {
             for key in ["desirable_weight", "undesirable_weight"] {
                 tree.plain_if(&format!("preference.{key}"), values.float(key));
@@ -153,26 +153,26 @@ fn smoothing(values: &Values, tree: &mut Tree) {
 
 /// CPO, SimPO as a loss of CPO, and SimPO by its own config.
 fn cpo(values: &Values, tree: &mut Tree) {
-    let name = named(Objective::Simpo, values);
+    let name = named(Objective::Cpo, values);
     put_loss(name.as_ref(), tree);
     let of_simpo = ["gamma_beta_ratio", "gamma", "sft_weight"];
     let is_own = of_simpo.iter().any(|key| values.node(key).is_some());
     let name = name.map_or("sigmoid", |given| given.value);
     let is_simpo = is_own || name == "simpo";
     let beta = values.float("beta");
-    if beta.is_none() {
-        tree.default("preference.beta", if is_own { 2.0 } else { 0.1 });
+    if is_simpo && !is_own && beta.is_none() {
+        tree.default("preference.beta", 0.1);
     }
     let beta = beta.map_or(if is_own { 2.0 } else { 0.1 }, |beta| beta.value);
-    tree.default("preference.by_token", is_simpo || name == "ipo");
-    let (margin, weight) = match (is_own, is_simpo) {
-        (true, _) => (0.25, 0.0),
-        (false, true) => (0.5 / beta, 1.0),
-        (false, false) => (0.0, 1.0),
-    };
-    tree.default("preference.target_margin", margin);
-    tree.default("preference.likelihood_weight", weight);
+    if name == "ipo" {
+        tree.default("preference.by_token", true);
+    }
     if is_simpo {
+        tree.default("objective", Objective::Simpo);
+        if !is_own {
+            tree.default("preference.target_margin", 0.5 / beta);
+            tree.default("preference.likelihood_weight", 1.0);
+        }
         let by_beta = |key: &str| {
             let gamma = values.float(key)?;
             Some(gamma.with(gamma.value / beta))
@@ -258,7 +258,7 @@ mod tests {
         ("dpo", Objective::Dpo),
         ("kto", Objective::Kto),
         ("orpo", Objective::Orpo),
-        ("cpo", Objective::Simpo),
+        ("cpo", Objective::Cpo),
     ];
 
     /// Every key that is read, with its trainer, a value that changes the run, and after `|` lines that it needs.

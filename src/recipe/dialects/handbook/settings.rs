@@ -134,7 +134,7 @@ pub(crate) fn objective_defaults(
         Objective::Ppo => "3e-6",
         Objective::Reward if versions.trl_since(0, 24) => "1e-4",
         Objective::Sft | Objective::LanguageModelling if versions.trl_since(0, 12) => "2e-5",
-        Objective::Dpo | Objective::Kto | Objective::Orpo | Objective::Simpo
+        Objective::Dpo | Objective::Kto | Objective::Orpo | Objective::Cpo
             if versions.trl_since(0, 12) =>
         {
             "1e-6"

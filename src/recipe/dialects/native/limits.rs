@@ -1,6 +1,8 @@
 //! Ranges of the native recipe's numbers. They apply to every dialect and refuse zero and absurd
 //! sizes.
 
+use serde_json::{Map, Value};
+
 /// The range of a key; `*` means any list index.
 struct Limit {
     path: &'static str,
@@ -185,6 +187,51 @@ fn find(path: &str) -> Option<&'static Limit> {
     LIMITS.iter().find(|limit| limit.is_of(path))
 }
 
+/// Writes the ranges into the schema of a spec.
+pub(super) fn put(schema: &mut Value) {
+    for limit in LIMITS {
+        let path: Vec<&str> = limit.path.split('.').collect();
+        for fields in at(schema, &path) {
+            let is_whole = fields["type"] == "integer" || fields["type"][0] == "integer";
+            let number = |value: f64| match is_whole {
+                true => Value::from(value as u64),
+                false => Value::from(value),
+            };
+            let above = match limit.bounds {
+                Bounds::Both => "minimum",
+                Bounds::Upper | Bounds::ShareOrCount => "exclusiveMinimum",
+            };
+            fields.insert(above.to_owned(), number(limit.min));
+            fields.insert("maximum".to_owned(), number(limit.max));
+        }
+    }
+}
+
+/// The schemas below a path of a recipe's keys, in which `*` stands for the items of a list.
+fn at<'s>(schema: &'s mut Value, path: &[&str]) -> Vec<&'s mut Map<String, Value>> {
+    let Some((key, rest)) = path.split_first() else {
+        return schema.as_object_mut().into_iter().collect();
+    };
+    let Some(fields) = schema.as_object_mut() else {
+        return Vec::new();
+    };
+    let mut found = Vec::new();
+    for (name, below) in fields {
+        match (name.as_str(), *key) {
+            ("properties", key) if key != "*" => {
+                found.extend(below.get_mut(key).into_iter().flat_map(|one| at(one, rest)));
+            }
+            ("items", "*") => found.extend(at(below, rest)),
+            ("oneOf" | "anyOf", _) => {
+                let all = below.as_array_mut().into_iter().flatten();
+                found.extend(all.flat_map(|one| at(one, path)));
+            }
+            _ => {}
+        }
+    }
+    found
+}
+
 /// The valid range of the key at a path, where it is known.
 pub(super) fn help(path: &str) -> Option<String> {
     find(path).map(Limit::help)
@@ -192,7 +239,7 @@ pub(super) fn help(path: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     use super::*;
     use crate::recipe::schema::spec::Spec;
