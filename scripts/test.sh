@@ -107,6 +107,11 @@ if [ -z "${EVENKEEL_PYTHON:-}" ] && ! python3 -c "$needs" 2>/dev/null; then
   python=target/python/bin/python
   background python scripts/virtualenv.sh target/python tests/trainers/requirements.txt
 fi
+# maturin, which builds the wheel, and a validator of JSON schemas.
+if [ -z "${PACKAGING_PYTHON:-}" ]; then
+  background packaging scripts/virtualenv.sh target/packaging packaging/requirements.txt
+  export PACKAGING_PYTHON=target/packaging/bin/python
+fi
 # Compiling the S3 server takes a minute, and Kubernetes twenty on a new machine. The cluster tests repeat what fails.
 if command -v go >/dev/null; then
   background s3 scripts/s3-server.sh
@@ -164,6 +169,7 @@ if [ -n "${EVENKEEL_CUDA_LIBRARIES:-}" ]; then
 else
   skip "the CUDA kernels are not compiled (set EVENKEEL_CUDA_LIBRARIES)"
 fi
+[ -z "${running[packaging]:-}" ] || finish packaging
 echo "SKIPPED: CUDA tests run on the emulated GPU only; benches/first_contact.sh runs on hardware"
 
 say "tests of CUDA, and of the program"

@@ -1244,3 +1244,28 @@ fn a_gpu_that_was_asked_for_and_is_missing_is_one_message() {
     let hidden = refused("--out run --device cuda", &[("CUDA_VISIBLE_DEVICES", "")]);
     insta::assert_snapshot!(hidden, @r#"error: `--device cuda` is not possible: CUDA_VISIBLE_DEVICES="" hides every GPU; or remove --device cuda"#);
 }
+
+#[test]
+fn the_doctor_trains_on_gpus_of_two_models() {
+    let Some(machine) = Machine::new() else {
+        return;
+    };
+    let settings = [
+        ("EMULATED_GPU_DEVICES", "2"),
+        ("EMULATED_GPU_MODELS", "NVIDIA H100:90,NVIDIA A100:80"),
+        ("HF_HUB_OFFLINE", "1"),
+    ];
+    let output = machine
+        .evenkeel("doctor --gpus", &settings)
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(0), "{text}");
+    for line in [
+        "ok  GPUs          1 × NVIDIA H100 of 1.0 GiB, 1 × NVIDIA A100 of 1.0 GiB",
+        "--  devices       1 of 2 GPUs is used: the GPUs are of different models (NVIDIA H100, NVIDIA A100)",
+        "ok  training      1 process on the GPUs took two steps of a tiny model",
+    ] {
+        assert!(text.contains(line), "{text}");
+    }
+}

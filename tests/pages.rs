@@ -18,9 +18,17 @@ const NOT_RUN: &[(&str, &str)] = &[
         "builds with optimisation; CONTRIBUTING has its time",
     ),
     (
-        "target/release/evenkeel",
+        "evenkeel launch examples/quickstart.yaml",
+        "trains for minutes; the endurance tests launch it",
+    ),
+    (
+        "evenkeel resize quickstart",
         "belongs to the quickstart; the endurance tests resize and prove runs",
     ),
+    ("python3 -m venv", "installs; tests/install.rs does"),
+    ("~/.evenkeel/bin/pip", "installs; tests/install.rs does"),
+    ("tar -xzf", "installs; tests/install.rs does"),
+    ("cargo install", "builds with optimisation"),
     ("pkill ", "belongs to the quickstart"),
     ("export ", "sets what this test sets"),
     ("bash scripts/test.sh", "runs this test"),
@@ -43,6 +51,10 @@ const PARSED: &[(&str, &str)] = &[
         "needs a run; the endurance tests ask for one",
     ),
     (
+        "evenkeel doctor",
+        "asks the hub, a bucket and a cluster; tests of each are in tests/doctor.rs and where it says",
+    ),
+    (
         "evenkeel report NAME",
         "needs a run; the endurance tests make one",
     ),
@@ -59,6 +71,7 @@ const PARSED: &[(&str, &str)] = &[
 const PAGES: &[&str] = &[
     "README.md",
     "docs/guide.md",
+    "docs/install.md",
     "docs/your-recipe.md",
     "docs/migrate/README.md",
     "docs/migrate/accelerate.md",

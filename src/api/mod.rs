@@ -564,6 +564,13 @@ pub fn crd() -> CustomResourceDefinition {
     crd
 }
 
+/// The JSON schema of a TrainingJob, for editors.
+pub fn json_schema() -> Result<Value, serde_json::Error> {
+    let crd = serde_json::to_value(crd())?;
+    let server = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"].clone();
+    Ok(schema::of_training_job(server))
+}
+
 fn is_zero(number: &u32) -> bool {
     *number == 0
 }
@@ -583,16 +590,15 @@ fn recipe_yaml() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::util::testing::is_kept;
 
     #[test]
     fn manifests_match_the_types() {
-        let path = concat!(
-            env!("CARGO_MANIFEST_DIR"),
-            "/charts/evenkeel/crds/trainingjobs.yaml"
-        );
-        is_kept(path, &serde_saphyr::to_string(&crd()).unwrap());
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/manifests/base/crd.yaml");
-        is_kept(path, &serde_saphyr::to_string(&crd()).unwrap());
+        let crd = serde_saphyr::to_string(&crd()).unwrap();
+        is_kept("charts/evenkeel/crds/trainingjobs.yaml", &crd);
+        is_kept("manifests/base/crd.yaml", &crd);
+        let schema = serde_json::to_string_pretty(&json_schema().unwrap()).unwrap();
+        is_kept("docs/schema/trainingjob.json", &(schema + "\n"));
     }
 
     /// Paths of the fields below `schema` that have no description, or no upper limit of their length.
@@ -660,15 +666,6 @@ mod tests {
 
     #[test]
     fn reference_page_matches_the_types() {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/trainingjob.md");
-        is_kept(path, &fields::page().unwrap());
-    }
-
-    fn is_kept(path: &str, text: &str) {
-        if std::env::var_os("UPDATE").is_some() {
-            std::fs::write(path, text).unwrap();
-        }
-        let kept = std::fs::read_to_string(path).unwrap_or_default();
-        assert!(kept == text, "regenerate {path}: UPDATE=1 cargo test --lib");
+        is_kept("docs/trainingjob.md", &fields::page().unwrap());
     }
 }

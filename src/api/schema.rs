@@ -6,6 +6,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     JSONSchemaProps, JSONSchemaPropsOrArray,
 };
 use schemars::{Schema, SchemaGenerator, json_schema};
+use serde_json::{Value, json};
 
 /// Characters of a message. The schema has the same limit.
 pub const MESSAGE: usize = 4096;
@@ -101,5 +102,44 @@ pub fn without_unsigned_formats(schema: &mut JSONSchemaProps) {
     }
     if let Some(JSONSchemaPropsOrArray::Schema(items)) = &mut schema.items {
         without_unsigned_formats(items);
+    }
+}
+
+/// The schema of a whole TrainingJob for editors, from that of the API server. Where the API server drops a field
+/// (`kubectl apply` refuses it), it is an error.
+pub fn of_training_job(server: Value) -> Value {
+    let mut schema = server;
+    strict(&mut schema);
+    let properties = &mut schema["properties"];
+    properties["apiVersion"] = json!({"const": "evenkeel.dev/v1alpha1"});
+    properties["kind"] = json!({"const": "TrainingJob"});
+    properties["metadata"] = json!({"type": "object"});
+    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema".into();
+    schema["title"] = "Evenkeel TrainingJob".into();
+    schema["required"] = json!(["apiVersion", "kind", "metadata", "spec"]);
+    schema
+}
+
+/// Closes every object, and removes what only an API server knows.
+fn strict(schema: &mut Value) {
+    match schema {
+        Value::Object(fields) => {
+            let keeps =
+                fields.get("x-kubernetes-preserve-unknown-fields") == Some(&Value::Bool(true));
+            let is_closed = fields.get("properties").is_some_and(Value::is_object)
+                && fields.get("type").is_some_and(Value::is_string);
+            if is_closed && !keeps && !fields.contains_key("additionalProperties") {
+                fields.insert("additionalProperties".to_owned(), Value::Bool(false));
+            }
+            if fields.remove("nullable") == Some(Value::Bool(true))
+                && let Some(kind) = fields.get_mut("type")
+            {
+                *kind = json!([kind.take(), "null"]);
+            }
+            fields.retain(|key, _| !key.starts_with("x-kubernetes-"));
+            fields.values_mut().for_each(strict);
+        }
+        Value::Array(items) => items.iter_mut().for_each(strict),
+        _ => {}
     }
 }

@@ -25,15 +25,22 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The completions of a shell. clap_complete would offer hidden commands too.
-fn script(shell: Shell) -> String {
+/// The program with its public commands only. clap's generators would offer the hidden ones too.
+pub fn public() -> clap::Command {
     let all = super::Cli::command();
     let public = all.get_subcommands().filter(|of| !of.is_hide_set());
-    let mut command = clap::Command::new("evenkeel")
+    let about = all.get_about().cloned().unwrap_or_default();
+    clap::Command::new("evenkeel")
         .version(env!("CARGO_PKG_VERSION"))
-        .subcommands(public.cloned());
+        .about(about)
+        .after_help(super::EXIT_CODES)
+        .subcommands(public.cloned())
+}
+
+/// The completions of a shell.
+fn script(shell: Shell) -> String {
     let mut script = Vec::new();
-    clap_complete::generate(shell, &mut command, "evenkeel", &mut script);
+    clap_complete::generate(shell, &mut public(), "evenkeel", &mut script);
     String::from_utf8_lossy(&script).into_owned()
 }
 

@@ -6,6 +6,7 @@ mod cluster;
 mod completions;
 mod controller;
 mod crd;
+mod doctor;
 mod explain;
 mod export;
 mod generate;
@@ -15,6 +16,7 @@ mod launch;
 mod list;
 mod logging;
 mod logs;
+mod man;
 mod next_command;
 mod output;
 mod plan;
@@ -27,6 +29,7 @@ pub mod render;
 mod report;
 mod resize;
 mod run_arg;
+mod schema;
 mod setup;
 mod signals;
 mod status;
@@ -75,6 +78,7 @@ enum Command {
     Check(check::Args),
     Explain(explain::Args),
     Gpus(gpus::Args),
+    Doctor(doctor::Args),
     Launch(Box<launch::Args>),
     List(list::Args),
     Status(status::Args),
@@ -91,7 +95,9 @@ enum Command {
     Report(report::Args),
     Generate(generate::Args),
     Export(export::Args),
+    Schema(schema::Args),
     Completions(completions::Args),
+    Man(man::Args),
     Controller(controller::Args),
     Crd(crd::Args),
     #[command(hide = true)]
@@ -137,6 +143,7 @@ pub fn main() -> ExitCode {
         Command::Check(args) => check::run(args),
         Command::Explain(args) => explain::run(args),
         Command::Gpus(args) => gpus::run(args),
+        Command::Doctor(args) => doctor::run(args),
         Command::Launch(args) => launch::run(*args),
         Command::List(args) => list::run(args),
         Command::Status(args) => status::run(args),
@@ -148,7 +155,9 @@ pub fn main() -> ExitCode {
         Command::Report(args) => report::run(args),
         Command::Generate(args) => generate::run(args),
         Command::Export(args) => export::run(args),
+        Command::Schema(args) => schema::run(args),
         Command::Completions(args) => completions::run(args),
+        Command::Man(args) => man::run(args),
         Command::Controller(args) => controller::run(args),
         Command::Crd(args) => crd::run(args),
         Command::Agent(args) => agent::run(args),

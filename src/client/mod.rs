@@ -1,6 +1,7 @@
 //! Client commands for TrainingJobs: create, list, follow and change them from a command line.
 //! [`crate::operator`] is the controller. The commands need no rights beyond the user's.
 
+pub mod access;
 pub mod change;
 pub mod code;
 mod connect;
@@ -28,7 +29,7 @@ pub enum ClientError {
     )]
     Configuration(String),
     /// The API server does not answer.
-    #[error("cannot reach the cluster at {url}: {message}")]
+    #[error("cannot reach the cluster at {url}: {message}; `evenkeel doctor --cluster` checks it")]
     Unreachable {
         /// URL of the API server.
         url: String,

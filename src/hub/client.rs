@@ -177,6 +177,41 @@ impl Client {
         }
     }
 
+    /// The name of the token's account; `None` without a token. One request.
+    pub async fn account(&self) -> Result<Option<String>, Cause> {
+        #[derive(Deserialize)]
+        struct Account {
+            name: String,
+        }
+        let path = match self.token {
+            Some(_) => "api/whoami-v2",
+            None => "api/models?limit=1",
+        };
+        let url = self.url(path)?;
+        let answer = async {
+            let answer = self.send(Method::GET, &url, HeaderMap::new(), Follow::Endpoint);
+            let answer = answer.await?;
+            if self.token.is_some() && matches!(answer.status().as_u16(), 401 | 403) {
+                return Err(Cause::Token.into());
+            }
+            let body = self.body(self.accepted(answer)?, LISTING_BYTES);
+            timeout(LISTING_TIME, body)
+                .await
+                .unwrap_or_else(|_| Err(slow()))
+        };
+        let body = answer.await.map_err(|failure: Failure| match failure {
+            Failure::Later(cause, _) | Failure::Final(cause) => cause,
+        })?;
+        if self.token.is_none() {
+            return Ok(None);
+        }
+        let account: Result<Account, _> = serde_json::from_slice(&body);
+        match account {
+            Ok(account) => Ok(Some(account.name)),
+            Err(error) => Err(Cause::Answer(format!("{url}: {error}"))),
+        }
+    }
+
     /// Describes a file of a commit.
     pub async fn describe(
         &self,

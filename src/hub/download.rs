@@ -63,6 +63,18 @@ impl Small {
     }
 }
 
+/// The account of the token with which this machine asks the hub; `None`: it has no token.
+pub fn account(settings: &Settings) -> Result<Option<String>, Cause> {
+    let client = Client::new(settings, Kind::Model)?;
+    run(&|| false, client.account())
+}
+
+/// Asks the hub whether a repository may be read.
+pub fn readable(settings: &Settings, repo: &Repo) -> Result<(), Cause> {
+    let client = Client::new(settings, repo.kind)?;
+    run(&|| false, client.list(repo)).map(|_| ())
+}
+
 /// A download into the cache.
 pub struct Download<'a> {
     repo: Repo,

@@ -35,6 +35,8 @@ pub enum Cause {
          may read it"
     )]
     Denied(Kind),
+    #[error("the hub refuses the token of HF_TOKEN or `hf auth login`")]
+    Token,
     #[error("the hub has no such {0}; correct the name")]
     NoRepo(Kind),
     #[error("the {0} has no such revision; name one of its branches, tags or commits")]

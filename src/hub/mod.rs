@@ -14,7 +14,7 @@ use std::path::PathBuf;
 
 use cache::RepoCache;
 pub use cache::{files_of_snapshot, repo_of_snapshot};
-pub use download::{CARD, Download, Received, Small};
+pub use download::{CARD, Download, Received, Small, account, readable};
 pub use error::{Cause, HubError};
 pub use id::{Kind, Repo, is_id, is_model, may_be_id};
 pub use settings::{Settings, Token};

@@ -293,3 +293,36 @@ fn missing_jobs_and_contexts_are_reported() {
         output_text(&no_context)
     );
 }
+
+/// A user of the cluster who may only read its nodes, by a kubeconfig that impersonates them.
+#[test]
+fn the_doctor_names_what_a_user_lacks() {
+    let whole = stdout(&["doctor", "--cluster", "-o", "json"]);
+    let checks: Vec<Value> = serde_json::from_str(&whole).unwrap();
+    let of = |name: &str| {
+        let found = checks.iter().find(|check| check["name"] == name);
+        found.unwrap_or_else(|| panic!("{whole}"))
+    };
+    for name in ["cluster", "rights", "controller"] {
+        assert_eq!(of(name)["state"], "works", "{whole}");
+    }
+    let version = env!("CARGO_PKG_VERSION");
+    let running = format!("{version} in namespace evenkeel-system, as this program");
+    assert_eq!(of("controller")["found"], running.as_str());
+
+    let admin = std::fs::read_to_string(std::env::var("KUBECONFIG").unwrap()).unwrap();
+    let mut config: Value = serde_saphyr::from_str(&admin).unwrap();
+    config["users"][0]["user"]["as"] = "nobody".into();
+    let config = file(&config);
+    let output = evenkeel(&["doctor", "--cluster", "--kubeconfig", path(&config)]);
+    let text = output_text(&output);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(
+        text.contains(
+            "NO  rights        you may not create trainingjobs (launch), get trainingjobs (status)"
+        ),
+        "{text}"
+    );
+    let next = "--resource=trainingjobs.evenkeel.dev -n default && kubectl create rolebinding trainingjobs";
+    assert!(text.contains(next), "{text}");
+}

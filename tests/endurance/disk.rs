@@ -237,3 +237,30 @@ fn a_disk_filled_by_another_process_loses_no_checkpoint() {
         (&json!(true), &json!(2400))
     );
 }
+
+#[test]
+fn the_doctor_finds_a_full_disk() {
+    let Some(disk) = disk("disk::the_doctor_finds_a_full_disk") else {
+        return;
+    };
+    mount(&disk, "size=64k");
+    let output = Command::new(env!("CARGO_BIN_EXE_evenkeel"))
+        .arg("doctor")
+        .current_dir(&disk)
+        .env("HF_HUB_OFFLINE", "1")
+        .env_remove("KUBECONFIG")
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(
+        text.contains("NO  disk          this directory cannot be written"),
+        "{text}"
+    );
+    assert!(text.contains("No space left on device"), "{text}");
+    assert!(
+        text.ends_with("training on this machine does not work: disk, training\n"),
+        "{text}"
+    );
+    assert_eq!(std::fs::read_dir(&disk).unwrap().count(), 0);
+}

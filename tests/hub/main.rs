@@ -3,6 +3,7 @@
 #[path = "../corpus/mod.rs"]
 mod corpus;
 mod data;
+mod doctor;
 mod download;
 mod launch;
 mod server;

@@ -122,12 +122,17 @@ impl Args {
 
     /// The image for this runner. Only the one for CUDA has its libraries.
     fn image(&self, runner: Runner) -> String {
-        let environment = || std::env::var(IMAGE).ok();
-        let image = self.image.clone().or_else(environment);
         let on_gpus = runner.is_built_in() && runner.device() == DeviceKind::Cuda;
-        let suffix = if on_gpus { "-cuda" } else { "" };
-        image.unwrap_or_else(|| format!("evenkeel/evenkeel{suffix}:{}", env!("CARGO_PKG_VERSION")))
+        let image = self.image.clone();
+        image.unwrap_or_else(|| default_image(on_gpus))
     }
+}
+
+/// The image without `--image`. On GPUs the built-in trainer needs one with CUDA's libraries.
+pub fn default_image(on_gpus: bool) -> String {
+    let suffix = if on_gpus { "-cuda" } else { "" };
+    let named = std::env::var(IMAGE).ok();
+    named.unwrap_or_else(|| format!("evenkeel/evenkeel{suffix}:{}", env!("CARGO_PKG_VERSION")))
 }
 
 /// A launch on a cluster.
