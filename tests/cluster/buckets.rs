@@ -17,6 +17,7 @@ fn a_job_completes_on_a_bucket() {
 }
 
 #[test]
+#[ignore = "takes a minute: scripts/nightly.sh"]
 fn a_node_without_power_is_left_on_a_bucket() {
     elastic::loses_power(Job::with_bucket("bucket-power"));
 }
@@ -34,6 +35,7 @@ fn a_suspended_job_resumes_from_a_bucket() {
 }
 
 #[test]
+#[ignore = "takes a minute: scripts/nightly.sh"]
 fn a_node_behind_a_network_partition_commits_nothing_to_a_bucket() {
     fencing::is_cut_off(Job::with_bucket("bucket-cut"));
 }

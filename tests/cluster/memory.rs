@@ -39,6 +39,7 @@ fn a_rank_killed_by_its_cgroup_continues_with_a_smaller_micro_batch() {
 }
 
 #[test]
+#[ignore = "takes a minute: scripts/nightly.sh"]
 fn a_container_killed_for_memory_continues_with_a_smaller_micro_batch() {
     let job = too_large("group", 1, 2, "200Mi");
     // cgroup v2 kills the agent together with its ranks, so no report is sent; v1 kills only a rank. To

@@ -125,6 +125,7 @@ fn policies_ignore_a_cordon_and_keep_a_pending_pod_for_the_autoscaler() {
 }
 
 #[test]
+#[ignore = "takes a minute: scripts/nightly.sh"]
 fn mig_slices_are_devices_of_their_resource_name() {
     let slice = "nvidia.com/mig-1g.10gb";
     let _none = [

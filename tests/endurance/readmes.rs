@@ -180,6 +180,7 @@ fn trl() -> Option<Place> {
 }
 
 #[test]
+#[ignore = "takes minutes: scripts/nightly.sh"]
 fn the_sft_command_of_trl_s_readme_keeps_its_samples_despite_a_lost_process() {
     if let Some(place) = trl() {
         place.compare(&[SFT]);

@@ -358,6 +358,7 @@ fn pytorch_ddp_consumes_the_same_samples_despite_lost_processes() {
 }
 
 #[test]
+#[ignore = "takes minutes: scripts/nightly.sh"]
 fn a_program_with_dcp_checkpoints_consumes_the_same_samples_in_other_worlds() {
     let Some(python) = python("torch") else {
         return;
