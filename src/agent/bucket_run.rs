@@ -36,7 +36,6 @@ pub struct BucketRun {
     logs: Option<(u64, Instant, JoinHandle<()>)>,
 }
 
-/// What [`BucketRun::bring`] found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Brought {
     /// The disk has everything that the ranks read.

@@ -7,7 +7,6 @@ use object_store::{Certificate, ClientOptions};
 
 use crate::util::tls;
 
-/// Variables by name.
 pub type Environment = BTreeMap<String, String>;
 
 /// The environment of this process.

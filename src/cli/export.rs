@@ -38,7 +38,6 @@ pub struct Args {
     dtype: Option<WeightType>,
 }
 
-/// Types of weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum WeightType {
     F32,

@@ -127,7 +127,6 @@ pub struct Args {
     output: Format,
 }
 
-/// Form of `--emit`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Emit {
     /// The recipe, script or command in its dialect

@@ -13,7 +13,6 @@ use crate::util::format::count;
 pub enum DeviceChoice {
     /// On GPUs if each process can have one, else on the CPU.
     Auto,
-    /// On the CPU.
     Cpu,
     /// On NVIDIA GPUs, or not at all.
     Cuda,
@@ -22,7 +21,6 @@ pub enum DeviceChoice {
 /// What the user said about processes.
 #[derive(Debug, Clone, Copy)]
 pub struct Asked {
-    /// `--procs`
     pub procs: Option<u64>,
     /// The world of the `plan` flags, in devices.
     pub world: Option<u64>,

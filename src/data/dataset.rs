@@ -48,7 +48,6 @@ pub struct Collated {
     pub seq_len: usize,
     /// Columns of each row before the padding.
     lengths: Vec<usize>,
-    /// As [`MicroBatch::starts`].
     starts: Vec<u32>,
     /// Whether the completion of each row is desirable, if the data has labels.
     pub labels: Vec<bool>,

@@ -56,7 +56,6 @@ impl SourceFile {
         self.place.shown(&self.name)
     }
 
-    /// Its size now.
     pub fn bytes(&self) -> Result<u64, DataError> {
         match &self.place {
             Place::Disk(path) => std::fs::metadata(path)

@@ -539,7 +539,6 @@ impl Local<'_> {
         }))
     }
 
-    /// As [`choose`].
     pub fn choose(&self, source: &DataSource, path: &str) -> Result<Vec<String>, Unchosen> {
         choose(&self.files, &self.card, source, path)
     }

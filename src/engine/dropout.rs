@@ -12,7 +12,6 @@ pub struct Dropout<'a> {
     pub share: f32,
     /// What draws each row.
     pub keys: &'a [u64],
-    /// The adapter's number.
     pub adapter: usize,
     pub seq_len: usize,
 }

@@ -204,7 +204,6 @@ pub trait Backend {
 #[derive(Debug, Clone, Copy)]
 pub struct Walk<'a> {
     pub config: &'a ModelConfig,
-    /// Of the model.
     pub layout: &'a Layout,
     /// If only adapters are trained, which are another layout's one unit.
     pub adapted: Option<&'a Adapted>,

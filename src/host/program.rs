@@ -240,7 +240,6 @@ pub enum BecomeError {
     /// The checkpoint could not be converted for this world.
     #[error(transparent)]
     Conversion(#[from] ConversionError),
-    /// `exec` failed.
     #[error("cannot start `{program}`: {error}")]
     Program { program: String, error: io::Error },
 }
@@ -255,7 +254,6 @@ impl BecomeError {
     }
 }
 
-/// Arguments of [`become_program`].
 #[derive(Debug, Clone, Copy)]
 pub struct Become<'a> {
     pub run_dir: &'a Path,

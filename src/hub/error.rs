@@ -65,7 +65,6 @@ pub enum Cause {
     NoWeights,
     #[error(transparent)]
     File(#[from] FileError),
-    /// A signal arrived.
     #[error("stopped")]
     Stopped,
 }

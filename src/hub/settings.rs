@@ -13,7 +13,6 @@ pub struct Settings {
     /// URL of the hub, without a slash at its end.
     pub endpoint: String,
     pub token: Option<Token>,
-    /// Never connect.
     pub offline: bool,
     /// Limit of a request for the description of a file.
     pub etag_timeout: Duration,

@@ -26,7 +26,6 @@ use crate::util::shards::{INDEX, WHOLE};
 /// Most bytes of a file of weights, unless a single unit has more. That of transformers' `save_pretrained` before 5.
 const SHARD: u64 = 5_000_000_000;
 
-/// What is written.
 #[derive(Debug, Clone, Copy)]
 pub struct Export<'a> {
     /// The folder, which does not exist yet.
@@ -37,7 +36,6 @@ pub struct Export<'a> {
     pub dtype: Option<Dtype>,
 }
 
-/// What was written.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Exported {
     /// Parameters of the model or of the adapter.

@@ -21,7 +21,6 @@ pub struct Plan {
     pub formula: String,
     /// `world_size` / (tensor × pipeline × context × sequence).
     pub data_parallel_size: u64,
-    /// The micro-batch, samples.
     pub per_device_batch_size: u64,
     /// Forward passes per step at the base batch; under uneven dealing, the most of any rank.
     pub gradient_accumulation_steps: u64,

@@ -42,7 +42,6 @@ impl fmt::Display for OomPolicy {
 /// One step of a policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct OomStep {
-    /// The micro-batch, samples.
     pub per_device_batch_size: u64,
     /// Forward passes per optimiser step.
     pub gradient_accumulation_steps: u64,

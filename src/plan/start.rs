@@ -27,7 +27,6 @@ pub struct Start {
     pub per_device_batch_size: Option<u64>,
     /// Devices over all axes.
     pub world_size: u64,
-    /// Data-parallel ranks.
     pub data_parallel_size: u64,
     /// The memory of that micro-batch, with the assumptions; of a single sample if none fits.
     pub memory: MemoryEstimate,

@@ -258,7 +258,6 @@ impl Worlds {
 pub struct KnownWorlds<'a>(&'a Worlds);
 
 impl KnownWorlds<'_> {
-    /// As [`Worlds::is_feasible`].
     pub fn is_feasible(self, world: u64, reached: Reached) -> Option<bool> {
         if !self.0.may_split(world, reached) {
             return Some(false);
@@ -266,7 +265,6 @@ impl KnownWorlds<'_> {
         Some(self.refusal(world, reached)?.is_none())
     }
 
-    /// As [`Worlds::refusal`].
     pub fn refusal(self, world: u64, reached: Reached) -> Option<Option<Refusal>> {
         let known = lock(&self.0.known);
         if known.plans.contains_key(&self.0.key(world, reached)) {

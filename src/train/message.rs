@@ -21,7 +21,6 @@ pub struct StepSums {
     pub targets: u64,
     /// What the loss is a mean over: target tokens, or samples.
     pub count: u64,
-    /// Sums over preferences.
     pub preferences: PreferenceSums,
     /// Sums of the norm test's groups.
     #[serde(flatten, with = "GroupBits")]

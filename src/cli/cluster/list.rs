@@ -10,7 +10,6 @@ use crate::cli::output::{Format, line, print, say, width};
 use crate::cli::table::Table;
 use crate::client::{ClientError, change};
 
-/// Lists the jobs.
 pub fn list(
     cluster: &ClusterArgs,
     all_namespaces: bool,

@@ -10,7 +10,6 @@ pub struct Quantised {
     place: Buffer,
 }
 
-/// One unit.
 struct Packed {
     unit: Unit,
     /// Codes and scales of the linear layers, in order.

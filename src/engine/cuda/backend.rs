@@ -81,7 +81,6 @@ impl Gradient {
 }
 
 impl<'a> CudaBackend<'a> {
-    /// Runs the micro-batch.
     pub fn run(&mut self) -> Enqueued {
         self.zero(self.work.scalars, Scalars::BYTES)?;
         let walk = self.walk;

@@ -35,7 +35,6 @@ const MOST_GRAPHS: usize = 32;
 /// A model on one GPU.
 pub struct CudaEngine {
     config: ModelConfig,
-    /// Of the model.
     layout: Layout,
     adapted: Option<Adapted>,
     options: CudaOptions,

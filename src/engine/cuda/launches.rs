@@ -61,7 +61,6 @@ pub struct Dropout {
     pub share: f32,
     /// [`Inputs::dropout`].
     pub keys: u64,
-    /// The adapter's number.
     pub adapter: usize,
 }
 

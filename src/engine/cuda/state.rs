@@ -218,7 +218,6 @@ pub const VECTORS: usize = 13;
 pub const FACTORS: usize = 7 * F32;
 
 impl State {
-    /// Takes the buffers.
     pub fn place(
         bump: &mut Bump,
         layout: &Layout,

@@ -230,7 +230,6 @@ impl Training {
 }
 
 enum Reconciled {
-    /// The ranks continue.
     Running,
     /// The forged object says something else.
     Changed,

@@ -10,7 +10,6 @@ const HALOS: &str = "ContextualAI__HALOs/4831988636/config";
 const LEGACY: &str = "ContextualAI__HALOs/61b9ee6787/config";
 const DPO: &str = "eric-mitchell__direct-preference-optimization/f8b8c0f49d/config";
 
-/// Samples between evaluations.
 fn eval_every(draft: &Draft) -> Option<u64> {
     draft.horizon.as_ref()?.eval_every
 }
