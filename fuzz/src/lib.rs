@@ -83,9 +83,7 @@ pub fn read_beside(path: &str, text: &str, mut files: Files) {
 
 /// Reads `recipe.yaml` with the command of an external trainer, whose launcher may name the other files.
 pub fn read_command(command: Vec<String>, files: Files) {
-    if let Ok(split) = recipe::launchers::split(&command) {
-        assert!(!split.program.is_empty(), "no program in {command:?}");
-    }
+    let is_external = !command.is_empty();
     let request = Request {
         origin: Origin::snapshot(files).expect("paths inside of a folder"),
         path: "recipe.yaml".into(),
@@ -94,6 +92,7 @@ pub fn read_command(command: Vec<String>, files: Files) {
     };
     match recipe::read(&request) {
         Ok(recipe) => {
+            assert!(recipe.spec.trainer.is_external() || !is_external);
             check_recipe(&recipe);
             if let Err(error) = recipe::launchers::stated_environment(&recipe) {
                 check_error(&error);

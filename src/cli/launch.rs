@@ -28,8 +28,7 @@ use crate::launch::{
 use crate::lifecycle::End;
 use crate::lifecycle::stall::{OnStall, ProgressDeadline};
 use crate::plan::{AskedRunner, MOST_GPUS, OomPolicy, Runner};
-use crate::recipe::launchers::{self, Split};
-use crate::recipe::{self, Diagnostic, Origin, ReadError, Recipe, trainer_command};
+use crate::recipe::{self, Diagnostic, Origin, ReadError, Recipe, Spec, trainer_command};
 use crate::telemetry::{Display, Event, Mode};
 
 /// Train a recipe on this machine, or with --nodes on a cluster.
@@ -183,11 +182,7 @@ fn run_typed(mut args: Args, typed: Vec<String>) -> anyhow::Result<ExitCode> {
         options: args.options.clone(),
         overrides: args.overrides.clone(),
     };
-    let alone = match &args.recipe {
-        Some(_) => None,
-        None => Some(launchers::split(&args.command)?),
-    };
-    let recipe = match read(&args, &from, alone) {
+    let recipe = match read(&args, &from) {
         Ok(recipe) => recipe,
         // A cluster's pods have other files, and a program may download what is absent here.
         Err(error) if from.options.nodes.is_some() || !args.command.is_empty() => {
@@ -277,25 +272,17 @@ fn say_next(commands: &[String]) {
     }
 }
 
-/// Reads the recipe with the command and the settings of the external trainer. `alone`: the command, which defines
-/// the job without a recipe.
-fn read(args: &Args, from: &RecipeArgs, alone: Option<Split>) -> Result<Recipe, ReadError> {
-    let job = if alone.is_some() {
-        args.command.as_slice()
-    } else {
-        &[]
+/// Reads the recipe with the command and the settings of the external trainer. Without a recipe the command is the job.
+fn read(args: &Args, from: &RecipeArgs) -> Result<Recipe, ReadError> {
+    let (job, trainer): (&[String], &[String]) = match args.recipe {
+        Some(_) => (&[], &args.command),
+        None => (&args.command, &[]),
     };
-    let mut request = from.options.request(&from.recipe, &from.overrides, job);
-    if alone.is_none() {
-        request.trainer_command.clone_from(&args.command);
-    }
-    let mut recipe = recipe::read(&request)?;
-    if let Some(mut split) = alone {
-        split.program = launchers::without_numbers(&recipe, split.program);
-        launchers::take_over(&mut recipe, split)?;
-    }
-    external_trainer::launcher::complete(&mut recipe, &request.origin)?;
-    Ok(recipe)
+    external_trainer::launcher::read(&recipe::Request {
+        starts_command: args.recipe.is_none(),
+        trainer_command: trainer.to_vec(),
+        ..from.options.request(&from.recipe, &from.overrides, job)
+    })
 }
 
 /// The training processes and their devices.

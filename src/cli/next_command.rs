@@ -111,7 +111,7 @@ pub fn after_refusal(
     let own_trainer = || match recipe.command() {
         // That dialect's program cannot continue from its checkpoints, so its launch is refused.
         _ if recipe.dialect == Dialect::Dpo => None,
-        Some(command) => Some(typed.of_command(recipe, &world, command)),
+        Some(command) => Some(typed.of_command(recipe, &world, &command)),
         None if recipe.is_command() => None,
         None => {
             let own = shell::join(&[typed.own(), &world].concat());

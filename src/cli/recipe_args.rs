@@ -168,7 +168,7 @@ impl RecipeOptions {
                 _ => path.to_owned(),
             },
             command: command.to_vec(),
-            launcher: Vec::new(),
+            starts_command: false,
             trainer_command: Vec::new(),
             accelerate: self.accelerate.clone(),
             overrides,

@@ -114,8 +114,7 @@ fn name_of(recipe: &Recipe, file: FileId) -> String {
 
 /// The text at a span of a command, where it is one value.
 fn standing(recipe: &Recipe, span: Span) -> Option<String> {
-    let source = recipe.sources.get(span.file)?;
-    crate::recipe::dialects::command::value_at(&source.path, &source.text, &recipe.variables, span)
+    recipe.launch.as_ref()?.value_at(span)
 }
 
 /// A number that depends on the world: its native path, the recipe's value and the plan's.

@@ -16,7 +16,7 @@ pub fn read(request: &Request) -> Result<Recipe, ReadError> {
     Ok(recipe)
 }
 
-/// Completes the recipe's external trainer: the environment of `accelerate launch`, and the DeepSpeed config that
+/// A recipe with a complete external trainer: with the environment of `accelerate launch`, and the DeepSpeed config that
 /// the launcher, the command or the recipe names. Variables of the recipe win. `origin` is that of the recipe.
 /// Leaves a complete trainer and the built-in one unchanged.
 pub fn complete(recipe: &mut Recipe, origin: &Origin) -> Result<(), ReadError> {
@@ -123,7 +123,8 @@ mod tests {
         let here = folder.path().to_str().unwrap();
         let command = words(&command.replace('@', here));
         let request = Request {
-            command: command.clone(),
+            command,
+            starts_command: true,
             ..Request::default()
         };
         let mut recipe = recipe::read(&request).unwrap();

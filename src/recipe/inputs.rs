@@ -5,7 +5,8 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use crate::recipe::dialects::command::{self, Command, Launch, Stated, slurm};
+use crate::recipe::dialects::command::alone::{self, Split};
+use crate::recipe::dialects::command::{self, Command, Launch, Stated, launcher, slurm};
 use crate::recipe::dialects::{
     accelerate, handbook, hydra, llama_factory, own_defaults, programs, projects, readers,
     transformers,
@@ -18,7 +19,7 @@ use crate::recipe::schema::reading::Reading;
 use crate::recipe::schema::request::Request;
 use crate::recipe::schema::tree::Tree;
 use crate::recipe::syntax::node::{Node, joined};
-use crate::recipe::syntax::shell::{self, word};
+use crate::recipe::syntax::shell::{self, Typed, word};
 use crate::recipe::syntax::source::{FileId, Span};
 use crate::recipe::syntax::words::Words;
 
@@ -40,6 +41,8 @@ pub(crate) struct Job {
     pub unread: Option<Node>,
     /// Overrides that give variables of the script.
     pub variables: BTreeMap<String, String>,
+    /// The external trainer's command.
+    pub started: Option<Split>,
 }
 
 /// The recipe's tree and its file.
@@ -57,11 +60,14 @@ pub(crate) fn gather(
         variables,
         ..
     } = given_file(request, text, reading)?;
-    if !request.command.is_empty() {
-        command = Some(read_words(&request.command, reading)?);
+    let typed = TypedCommand::of(&request.command, reading);
+    if let Some(typed) = &typed {
+        command = Some(typed.read(reading)?);
     }
+    let launch = command.as_ref().map(|command| &command.launch);
+    let started = started(request, typed.as_ref(), launch, reading)?;
     let job = match command {
-        None => without_command(recipe?, request, reading),
+        None => without_command(recipe?, started.as_ref(), request, reading),
         Some(command) => match &command.project {
             Some(project) => {
                 project.value.refuse("this command", project.span, reading);
@@ -70,7 +76,11 @@ pub(crate) fn gather(
             None => with_command(recipe, command, request, reading),
         },
     }?;
-    Some(Job { variables, ..job })
+    Some(Job {
+        variables,
+        started,
+        ..job
+    })
 }
 
 /// A job of which only the launcher is read, since the user gives its batch.
@@ -85,14 +95,20 @@ pub(crate) fn gather_launcher(
         script,
         variables,
     } = given_file(request, text, reading)?;
-    if !request.command.is_empty() {
-        command = read_words(&request.command, reading);
-    } else if !request.launcher.is_empty() {
-        command = read_words(&request.launcher, reading);
+    let typed = TypedCommand::of(&request.command, reading);
+    if let Some(typed) = &typed {
+        command = typed.read(reading);
+    }
+    let launch = command.as_ref().map(|command| &command.launch);
+    let started = started(request, typed.as_ref(), launch, reading)?;
+    if let Some(launcher) = started.as_ref().and_then(|split| split.launcher.as_ref())
+        && !request.starts_command
+    {
+        command = command::of_launcher(launcher, &mut reading.diagnostics);
         reading.files.command = None;
     }
     // The user gives the devices too, so that a config of the launcher may be missing.
-    let launched = launcher(request, command.as_ref(), Stated::default(), reading);
+    let launched = launched(request, command.as_ref(), Stated::default(), reading);
     let mut launched = launched.unwrap_or_default();
     let (path, mut unread) = match recipe {
         Some(recipe) => recipe,
@@ -109,6 +125,7 @@ pub(crate) fn gather_launcher(
     Some(Job {
         launch: command.map(|command| command.launch),
         variables,
+        started,
         ..Job::without_batch(path, unread, launched)
     })
 }
@@ -332,21 +349,15 @@ fn refuse_unused(
 /// The job of a recipe alone, or of one that a launcher starts.
 fn without_command(
     (path, mut root): Recipe,
+    started: Option<&Split>,
     request: &Request,
     reading: &mut Reading,
 ) -> Option<Job> {
     if refuse_unread_config(&root, request, reading) {
         return None;
     }
-    let mut typed = None;
-    if !request.launcher.is_empty() {
-        typed = Some(read_words(&request.launcher, reading)?);
-        reading.files.command = None;
-    }
-    if typed
-        .as_ref()
-        .is_some_and(|command| command.launch.is_trl())
-    {
+    let launcher = started.and_then(|started| started.launcher.as_ref());
+    if launcher.is_some_and(Launch::is_trl) {
         command::refuse_switches(&root, reading);
     }
     // LLaMA-Factory has keys with the names of accelerate's options.
@@ -354,7 +365,9 @@ fn without_command(
     if llama_factory::detect(&root).is_none() {
         by_recipe = command::take_launch(&mut root);
     }
-    let launched = launcher(request, typed.as_ref(), by_recipe, reading)?;
+    let launcher =
+        launcher.and_then(|launch| command::of_launcher(launch, &mut reading.diagnostics));
+    let launched = launched(request, launcher.as_ref(), by_recipe, reading)?;
     Some(Job::of(path, root, launched))
 }
 
@@ -389,7 +402,7 @@ fn with_command(
             by_recipe = command::take_launch(root);
         }
     }
-    let launched = launcher(request, Some(&command), by_recipe, reading)?;
+    let launched = launched(request, Some(&command), by_recipe, reading)?;
     slurm::compare(launched.as_ref(), reading);
     refuse_other_world(&command, request, reading);
     let script = command.launch.script();
@@ -554,6 +567,7 @@ impl Job {
             launch: None,
             unread: None,
             variables: BTreeMap::new(),
+            started: None,
         }
     }
 
@@ -599,12 +613,59 @@ fn read_command(
     Some(command)
 }
 
-/// Reads the words of a command, which become a virtual file.
-fn read_words(words: &[String], reading: &mut Reading) -> Option<Command> {
-    let text = shell::join(words);
-    let path = Path::new(shell::COMMAND);
-    let file = reading.sources.add(path, format!("{text}\n"));
-    read_command(path, &text, file, &BTreeMap::new(), reading)
+/// The words after `--`. Messages show them as a virtual file.
+struct TypedCommand {
+    typed: Typed,
+    text: String,
+    file: FileId,
+}
+
+impl TypedCommand {
+    /// `None`: there are no words.
+    fn of(words: &[String], reading: &mut Reading) -> Option<TypedCommand> {
+        if words.is_empty() {
+            return None;
+        }
+        let text = shell::join(words);
+        let file = reading.sources.add(shell::COMMAND, format!("{text}\n"));
+        reading.converted.push(file);
+        Some(TypedCommand {
+            typed: Typed::of(words, file),
+            text,
+            file,
+        })
+    }
+
+    fn read(&self, reading: &mut Reading) -> Option<Command> {
+        let text = (self.text.as_str(), self.file);
+        let command = command::of_typed(&self.typed, text, &mut reading.diagnostics)?;
+        reading.files.command = Some((self.file, command.end));
+        Some(command)
+    }
+}
+
+/// The external trainer's command that the request gives. `job`: the job's command, with its launch. The outer `None`:
+/// evenkeel cannot replace the launcher.
+fn started(
+    request: &Request,
+    job: Option<&TypedCommand>,
+    launch: Option<&Launch>,
+    reading: &mut Reading,
+) -> Option<Option<Split>> {
+    if let Some(job) = job.filter(|_| request.starts_command) {
+        let found = match launch {
+            Some(launch) => Some(launch.clone()),
+            None => launcher::find(&job.typed.words),
+        };
+        let (words, found) = (&request.command, found.as_ref());
+        return alone::started(words, &job.typed, found, true, reading).map(Some);
+    }
+    let words = &request.trainer_command;
+    let Some(TypedCommand { typed, .. }) = TypedCommand::of(words, reading) else {
+        return Some(None);
+    };
+    let found = launcher::find(&typed.words);
+    alone::started(words, &typed, found.as_ref(), false, reading).map(Some)
 }
 
 /// Whether a program is one of TRL's scripts, by its folder.
@@ -735,7 +796,7 @@ fn refuse_unresolved_path(key: &str, path: &Path, at: Span, reading: &mut Readin
 /// The launcher's settings: an accelerate config (from `--accelerate` or the command), the options of
 /// `accelerate launch` over it, or the number of processes of another launcher. The command's settings
 /// override the recipe's. `None`: a file is unreadable.
-fn launcher(
+fn launched(
     request: &Request,
     command: Option<&Command>,
     by_recipe: Stated,

@@ -4,12 +4,11 @@ use std::collections::BTreeMap;
 
 use super::batch_arguments::argument_keys;
 use super::dialects::accelerate::environment;
-use super::dialects::command::alone;
+use super::dialects::command::alone::{self, Split, assigned};
 use super::schema::dialect::Dialect;
 use super::{Diagnostic, ReadError, Recipe, Request};
 
 pub use super::dialects::accelerate::environment::deepspeed_config;
-pub use super::dialects::command::alone::{LauncherError, Split, assigned, split};
 
 /// Reads a recipe with `read`. A launcher at the start of the external trainer's command is replaced: the recipe
 /// gets its settings, and the command becomes that of one rank.
@@ -17,60 +16,43 @@ pub(super) fn replace(
     request: &Request,
     read: impl Fn(&Request) -> Result<Recipe, ReadError>,
 ) -> Result<Recipe, ReadError> {
-    let mut known = None;
     let mut request = request.clone();
-    request.environment.extend(&assigned(&request.command).0);
-    let mut command = request.trainer_command.clone();
-    if command.is_empty() {
-        let recipe = read(&request)?;
-        command.clone_from(&recipe.spec.trainer.command);
-        known = Some(recipe);
+    request.environment.extend(&assigned(&request.command));
+    request
+        .environment
+        .extend(&assigned(&request.trainer_command));
+    let recipe = read(&request)?;
+    let own = &recipe.spec.trainer.command;
+    if own.is_empty() || request.starts_command || !request.trainer_command.is_empty() {
+        return Ok(recipe);
     }
-    let (variables, program) = assigned(&command);
-    if !variables.is_empty() {
-        request.environment.extend(&variables);
-        known = None;
-    }
-    let split = match split(&command) {
-        Ok(split) if !split.launcher.is_empty() => split,
-        // The rule external-trainer refuses launchers that are not understood.
-        Ok(_) | Err(LauncherError::Unknown) => {
-            let mut recipe = known.map_or_else(|| read(&request), Ok)?;
-            recipe.spec.trainer.command = program.to_vec();
-            recipe.spec.trainer.add_environment(variables);
-            return Ok(recipe);
-        }
-        Err(error) => {
-            let help = "docs/external-trainer.md lists what evenkeel replaces";
-            return Err(ReadError::of_command(
-                known.as_ref(),
-                error.to_string(),
-                help,
-            ));
-        }
-    };
-    let mut recipe = read(&Request {
-        launcher: split.launcher.clone(),
-        ..request
-    })?;
-    recipe.launcher_replaced = true;
-    take_over(&mut recipe, split)?;
-    Ok(recipe)
+    request.environment.extend(&assigned(own));
+    request.trainer_command.clone_from(own);
+    read(&request).map_err(|error| error.of_command_in(&recipe))
 }
 
-/// Makes a [`Split`] the external trainer: its program, and its environment. A launcher's variables win over those
-/// that it was started with.
-pub fn take_over(recipe: &mut Recipe, split: Split) -> Result<(), ReadError> {
+/// Makes a [`Split`] the external trainer of a recipe: its program, and its environment. A launcher's variables win over
+/// those that it was started with. `is_job`: the command is the job, whose batch numbers become placeholders.
+pub(super) fn take_over(
+    mut recipe: Recipe,
+    split: Split,
+    is_job: bool,
+) -> Result<Recipe, ReadError> {
     let Split {
-        launcher: _,
+        launcher,
         program,
         environment: mut of_launcher,
         mut assigned,
         ignored,
     } = split;
-    recipe.spec.trainer.command = program;
-    if !assigned.is_empty() {
-        of_launcher.extend(environment(recipe)?);
+    recipe.launcher_replaced = launcher.is_some() && !is_job;
+    recipe.spec.trainer.command = if is_job {
+        without_numbers(&recipe, program)
+    } else {
+        program
+    };
+    if launcher.is_some() && !assigned.is_empty() {
+        of_launcher.extend(environment(&recipe)?);
     }
     // A launcher appends its path.
     if let (Some(path), Some(first)) = (of_launcher.get_mut(PATHS), assigned.get(PATHS)) {
@@ -86,7 +68,7 @@ pub fn take_over(recipe: &mut Recipe, split: Split) -> Result<(), ReadError> {
             "nothing to do; evenkeel itself connects and restarts the ranks, and writes their output to the run's directory",
         ));
     }
-    Ok(())
+    Ok(recipe)
 }
 
 /// Python's folders of modules.
@@ -125,7 +107,7 @@ pub fn use_deepspeed_file(environment: &mut BTreeMap<String, String>) -> bool {
 
 /// A program's words with `{args}` and `{resume_args}` in place of the batch numbers. DeepSpeed's own configs
 /// state the numbers in a file, and their programs have no common arguments.
-pub fn without_numbers(recipe: &Recipe, program: Vec<String>) -> Vec<String> {
+fn without_numbers(recipe: &Recipe, program: Vec<String>) -> Vec<String> {
     let by_arguments = recipe.dialect != Dialect::Deepspeed;
     alone::without_numbers(program, &argument_keys(recipe), by_arguments)
 }

@@ -17,6 +17,7 @@ pub mod trainer_command;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
+use dialects::command::alone;
 use dialects::command::launcher::Launch;
 use dialects::command::unresolved;
 use dialects::readers::{self, READERS};
@@ -25,6 +26,7 @@ use inputs::Job;
 use schema::axes;
 use schema::reader::{self, Detected, ReadOptions, Reader, Translated};
 use schema::reading::{self, Reading};
+use syntax::shell::word::Word;
 
 pub use dialects::native::schema as native_schema;
 pub use schema::dialect::{Dialect, RESERVED};
@@ -52,16 +54,23 @@ pub struct ReadError {
 }
 
 impl ReadError {
-    /// The one error that the external trainer's command of a recipe is refused with. `None`: the recipe has not been
-    /// read.
-    pub(crate) fn of_command(recipe: Option<&Recipe>, message: String, help: &str) -> ReadError {
-        let span = recipe.and_then(|recipe| recipe.span("trainer.command"));
+    /// The one error that the external trainer's command of a recipe is refused with.
+    pub(crate) fn of_command(recipe: &Recipe, message: String, help: &str) -> ReadError {
+        let span = recipe.span("trainer.command");
         ReadError {
-            sources: recipe
-                .map(|recipe| recipe.sources.clone())
-                .unwrap_or_default(),
-            diagnostics: vec![Diagnostic::error("trainer-command", span, message, help)],
+            sources: recipe.sources.clone(),
+            diagnostics: vec![Diagnostic::error(alone::RULE, span, message, help)],
             rest: None,
+        }
+    }
+
+    /// As an error of the command that a recipe has itself.
+    fn of_command_in(self, recipe: &Recipe) -> ReadError {
+        let mut found = self.diagnostics.iter();
+        let found = found.find(|found| found.is_error() && found.rule == alone::RULE);
+        match found.cloned() {
+            Some(Diagnostic { message, help, .. }) => ReadError::of_command(recipe, message, &help),
+            None => self,
         }
     }
 
@@ -153,9 +162,13 @@ impl Recipe {
 
     /// The words of the job's command. `None`: it has none, only its shell knows some of them, or evenkeel cannot replace
     /// its launcher.
-    pub fn command(&self) -> Option<&[String]> {
-        let launch = self.launch.as_ref()?;
-        (launch.alone.is_some() && !launch.words.is_empty()).then_some(&launch.words)
+    pub fn command(&self) -> Option<Vec<String>> {
+        let launch = self
+            .launch
+            .as_ref()
+            .filter(|launch| launch.alone.is_some())?;
+        let known = |word: &Word| word.unresolved.is_empty().then(|| word.text.clone());
+        launch.words.iter().map(known).collect()
     }
 
     /// The given variables of its script.
@@ -257,6 +270,7 @@ fn read_job(
     overrides::refuse_contradictions(given, flags, &mut reading.diagnostics);
     let job = gather(request, text, &mut reading);
     let is_command = job.as_ref().is_some_and(|job| job.launch.is_some());
+    let started = job.as_ref().and_then(|job| job.started.clone());
     let found = job.and_then(|job| find(request, job, &mut reading));
     let refused = reading.has_error();
     let mut diagnostics = [reading.diagnostics, reading.pending].concat();
@@ -278,9 +292,12 @@ fn read_job(
         diagnostics: diagnostics.clone(),
         ..recipe
     });
-    match recipe {
-        Some(recipe) if !refused => Ok(recipe),
-        rest => Err(ReadError {
+    match (recipe, started) {
+        (Some(recipe), None) if !refused => Ok(recipe),
+        (Some(recipe), Some(split)) if !refused => {
+            launchers::take_over(recipe, split, request.starts_command)
+        }
+        (rest, _) => Err(ReadError {
             sources,
             diagnostics,
             rest: rest.map(Box::new),

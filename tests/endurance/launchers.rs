@@ -62,15 +62,21 @@ fn launched(words: &[String]) -> Launched {
         Ok(recipe) => recipe,
         Err(error) => return first(error),
     };
-    let split = match launchers::split(words) {
-        Ok(split) => split,
-        Err(error) => return refused(error.to_string()),
+    let native = "apiVersion: evenkeel.dev/v1alpha1\nkind: Recipe\nspec: {batch: {global: 64}}\n";
+    let request = Request {
+        path: "recipe.yaml".into(),
+        trainer_command: words.to_vec(),
+        ..Request::default()
+    };
+    let started = match recipe::read_text(&request, native.to_owned()) {
+        Ok(started) => started,
+        Err(error) => return first(error),
     };
     match launchers::stated_environment(&recipe) {
         Err(error) => first(error),
         Ok(environment) => Launched {
             environment,
-            command: split.program,
+            command: started.spec.trainer.command,
             world: recipe.spec.batch.gpus,
             error: None,
         },

@@ -9,7 +9,7 @@ use super::dialect::RESERVED;
 use crate::recipe::syntax::diagnostic::Diagnostic;
 use crate::recipe::syntax::node::{Node, Value};
 use crate::recipe::syntax::scalar::Schema;
-use crate::recipe::syntax::source::{FileId, Sources, Span};
+use crate::recipe::syntax::source::{FileId, Position, Sources, Span};
 use crate::recipe::syntax::yaml;
 
 /// The name of the virtual file.
@@ -101,49 +101,6 @@ pub fn add_source(
     }
     text.push('\n');
     Some(sources.add(COMMAND_LINE, text))
-}
-
-/// The start of a piece of the virtual file.
-#[derive(Clone, Copy)]
-pub(crate) struct Position {
-    offset: usize,
-    line: u32,
-    column: u32,
-}
-
-impl Position {
-    /// The start of the first override.
-    pub const START: Position = Position {
-        offset: 0,
-        line: 1,
-        column: 1,
-    };
-
-    /// The position after the text.
-    pub fn after(self, text: &str) -> Position {
-        let lines = text.matches('\n').count() as u32;
-        let tail = text.rsplit('\n').next().unwrap_or(text).chars().count() as u32;
-        Position {
-            offset: self.offset + text.len(),
-            line: self.line + lines,
-            column: if lines == 0 {
-                self.column + tail
-            } else {
-                tail + 1
-            },
-        }
-    }
-
-    /// The span of a text that begins here.
-    pub fn span(self, file: FileId, text: &str) -> Span {
-        Span {
-            file,
-            start: self.offset,
-            end: self.offset + text.len(),
-            line: self.line,
-            column: self.column,
-        }
-    }
 }
 
 /// Applies every override to the tree. `path_of` turns a key into a path from the tree's root.

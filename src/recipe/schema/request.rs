@@ -23,9 +23,8 @@ pub struct Request {
     /// The words of the upstream command. The launcher's options and the trainer's arguments override the
     /// recipe's.
     pub command: Vec<String>,
-    /// The words of a launcher that starts the recipe's program, without the program's arguments. Only
-    /// `launcher` or `command` is set.
-    pub launcher: Vec<String>,
+    /// The program of `command` is the external trainer.
+    pub starts_command: bool,
     /// The external trainer's command, which replaces the recipe's.
     pub trainer_command: Vec<String>,
     /// An additional accelerate config.

@@ -90,6 +90,49 @@ impl Span {
     }
 }
 
+/// The start of a piece of a virtual file.
+#[derive(Clone, Copy)]
+pub(crate) struct Position {
+    pub offset: usize,
+    pub line: u32,
+    pub column: u32,
+}
+
+impl Position {
+    /// The start of the file.
+    pub const START: Position = Position {
+        offset: 0,
+        line: 1,
+        column: 1,
+    };
+
+    /// The position after the text.
+    pub fn after(self, text: &str) -> Position {
+        let lines = text.matches('\n').count() as u32;
+        let tail = text.rsplit('\n').next().unwrap_or(text).chars().count() as u32;
+        Position {
+            offset: self.offset + text.len(),
+            line: self.line + lines,
+            column: if lines == 0 {
+                self.column + tail
+            } else {
+                tail + 1
+            },
+        }
+    }
+
+    /// The span of a text that begins here.
+    pub fn span(self, file: FileId, text: &str) -> Span {
+        Span {
+            file,
+            start: self.offset,
+            end: self.offset + text.len(),
+            line: self.line,
+            column: self.column,
+        }
+    }
+}
+
 /// The upstream key of a value and the value's span.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ValueSource {

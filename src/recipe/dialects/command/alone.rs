@@ -4,18 +4,19 @@
 use std::collections::BTreeMap;
 
 use super::launcher::options::{Given, SRUN, options};
-use super::launcher::{self, Launch, Launcher};
+use super::launcher::{Launch, Launcher};
 use crate::recipe::dialects::deepspeed::hosts;
 use crate::recipe::schema::launch::Opt;
 use crate::recipe::schema::placeholder::{self, ARGS, RESUME_ARGS};
+use crate::recipe::schema::reading::Reading;
 use crate::recipe::schema::spec::MASTER_PORT;
-use crate::recipe::syntax::shell;
+use crate::recipe::syntax::shell::Typed;
 use crate::recipe::syntax::shell::word::{self, Word};
 use crate::recipe::syntax::words::Words;
 
 /// A launcher that evenkeel cannot replace.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum LauncherError {
+enum LauncherError {
     #[error(
         "the command does not begin with a launcher that evenkeel replaces (torchrun, `accelerate launch`, deepspeed, trl, srun before one of them) or with Python; give the trainer's command, as in `evenkeel launch recipe.yaml -- python train.py --config {{recipe}} {{resume_args}}`"
     )]
@@ -32,10 +33,11 @@ fn no_counterpart(launcher: &str, option: &str) -> LauncherError {
 }
 
 /// A command, split into its launcher and its program.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Split {
-    /// The launcher's words, up to the program's name; empty: Python starts the program.
-    pub launcher: Vec<String>,
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct Split {
+    /// The launcher without the program's arguments. `None`: Python starts the program, or evenkeel knows no launcher in the
+    /// command.
+    pub launcher: Option<Launch>,
     /// The words that start one rank.
     pub program: Vec<String>,
     /// Environment variables of the launcher besides torchrun's, with placeholders.
@@ -73,27 +75,26 @@ const IGNORED: Words = Words(
      local_addr hostfile H launcher launcher_args ssh_port no_ssh no_ssh_check force_multi quiet q",
 );
 
-/// The words of `VAR=value PROGRAM …` and `env VAR=value PROGRAM …` before the program, and the words from it on.
-fn assignments(command: &[String]) -> (Vec<(&str, &str)>, &[String]) {
+/// The variables of `VAR=value PROGRAM …` and `env VAR=value PROGRAM …`, and the number of words before the program.
+fn assignments(command: &[String]) -> (Vec<(&str, &str)>, usize) {
     let mut assigned = Vec::new();
-    let mut rest = command;
-    while let Some((word, after)) = rest.split_first() {
+    let mut program = 0;
+    while let Some((word, after)) = command[program..].split_first() {
         match word.split_once('=') {
             Some((name, value)) if word::is_name(name) => assigned.push((name, value)),
             None if word.rsplit('/').next() == Some("env")
                 && after.first().is_some_and(|next| !next.starts_with('-')) => {}
             _ => break,
         }
-        rest = after;
+        program += 1;
     }
-    (assigned, rest)
+    (assigned, program)
 }
 
-/// The environment variables that a command sets for its program, as text without placeholders, and the words from
-/// the program on. Leaves out the variables that evenkeel sets itself.
-pub fn assigned(command: &[String]) -> (BTreeMap<String, String>, &[String]) {
-    let (assigned, program) = assignments(command);
-    (for_ranks(&assigned), program)
+/// The environment variables that a command sets for its program, as text without placeholders. Leaves out the variables
+/// that evenkeel sets itself.
+pub(crate) fn assigned(command: &[String]) -> BTreeMap<String, String> {
+    for_ranks(&assignments(command).0)
 }
 
 fn for_ranks(assigned: &[(&str, &str)]) -> BTreeMap<String, String> {
@@ -102,12 +103,58 @@ fn for_ranks(assigned: &[(&str, &str)]) -> BTreeMap<String, String> {
     assigned.collect()
 }
 
-/// Splits a command as typed.
-pub fn split(command: &[String]) -> Result<Split, LauncherError> {
+/// A command that is started unchanged, but for the variables that it sets.
+fn unsplit(command: &[String]) -> Split {
     let (assigned, program) = assignments(command);
-    // A command in an inline script is refused: the shell may do more than start it.
-    let words = shell::typed(program).ok_or(LauncherError::Unknown)?;
-    let words = without_srun(&words)?;
+    Split {
+        program: command[program..].to_vec(),
+        assigned: for_ranks(&assigned),
+        ..Split::default()
+    }
+}
+
+/// The rule of the errors for an external trainer's command.
+pub(crate) const RULE: &str = "trainer-command";
+
+/// The help of those of its launcher.
+const HELP: &str = "docs/external-trainer.md lists what evenkeel replaces";
+
+/// Splits the command of the external trainer. `found`: the launch among its words. `is_job`: it is the job, too. `None`:
+/// evenkeel cannot replace its launcher, which is reported.
+pub(crate) fn started(
+    command: &[String],
+    typed: &Typed,
+    found: Option<&Launch>,
+    is_job: bool,
+    reading: &mut Reading,
+) -> Option<Split> {
+    match split(command, typed, found) {
+        // The rule external-trainer refuses launchers that are not understood.
+        Err(LauncherError::Unknown) if !is_job => Some(unsplit(command)),
+        Err(error) => {
+            reading.error(RULE, None, error.to_string(), HELP);
+            None
+        }
+        Ok(split) => Some(split),
+    }
+}
+
+/// Splits a command. `typed`: its words. `found`: the launch among them.
+fn split(
+    command: &[String],
+    typed: &Typed,
+    found: Option<&Launch>,
+) -> Result<Split, LauncherError> {
+    // The shell of an inline script may do more than start the command.
+    if command.is_empty() || typed.is_inline_script() {
+        return Err(LauncherError::Unknown);
+    }
+    let (assigned, program) = assignments(command);
+    if program == command.len() {
+        let problem = "the command sets variables and starts no program; give one after them, `VAR=value python train.py`";
+        return Err(LauncherError::Options(problem.to_owned()));
+    }
+    let words = without_srun(&typed.words[program..])?;
     let first = words.first().map_or("", |first| first.text.as_str());
     let name = first.rsplit('/').next().unwrap_or_default();
     let named = Words("torchrun accelerate accelerate-launch deepspeed deepspeed.pt trl");
@@ -121,7 +168,7 @@ pub fn split(command: &[String]) -> Result<Split, LauncherError> {
             LauncherError::Unknown
         }
     };
-    let found = launcher::find(words).ok_or_else(unknown)?;
+    let found = found.ok_or_else(unknown)?;
     let (Some(mut program), Some(script)) = (found.alone.clone(), &found.program) else {
         return Err(unknown());
     };
@@ -130,12 +177,12 @@ pub fn split(command: &[String]) -> Result<Split, LauncherError> {
     if !is_script && !named.has(name) && !name.starts_with("python") {
         return Err(LauncherError::Unknown);
     }
-    let mut ignored = refuse_options(&found)?;
+    let mut ignored = refuse_options(found)?;
     let of_ranks = assigned.iter().map(|(name, _)| *name);
     let replaced = of_ranks.filter(|name| OF_RANKS.has(name) && !name.starts_with(OF_TORCHRUN));
     ignored.extend(replaced.map(str::to_owned));
     let is_of_launcher =
-        |word: &&Word| found.launcher == Launcher::Trl && is_of_trls_launcher(&found, word);
+        |word: &&Word| found.launcher == Launcher::Trl && is_of_trls_launcher(found, word);
     let (of_launcher, mut arguments): (Vec<&Word>, Vec<&Word>) =
         found.arguments.iter().partition(is_of_launcher);
     // A launcher's parser drops `--` after the program.
@@ -150,24 +197,14 @@ pub fn split(command: &[String]) -> Result<Split, LauncherError> {
     let local_rank = found.local_rank;
     program.extend(local_rank.map(|option| format!("{option}={{local_rank}}")));
     program.extend(arguments.into_iter().map(|word| word.text.clone()));
-    let mut launcher = Vec::new();
-    if found.launcher != Launcher::Python {
-        let of_torchrun = assigned
-            .iter()
-            .filter(|(name, _)| name.starts_with(OF_TORCHRUN));
-        launcher.extend(of_torchrun.map(|(name, value)| format!("{name}={value}")));
-        let before = &words[..words.len() - found.arguments.len()];
-        launcher.extend(
-            before
-                .iter()
-                .chain(of_launcher)
-                .map(|word| word.text.clone()),
-        );
-    }
+    let launcher = Launch {
+        arguments: of_launcher.into_iter().cloned().collect(),
+        ..found.clone()
+    };
     Ok(Split {
-        launcher,
+        launcher: Some(launcher).filter(|launch| launch.launcher != Launcher::Python),
         program,
-        environment: environment(&found)?,
+        environment: environment(found)?,
         assigned: for_ranks(&assigned),
         ignored,
     })
@@ -327,7 +364,9 @@ pub fn without_numbers(program: Vec<String>, numbers: &[&str], placeholders: boo
 mod tests {
     use proptest::prelude::*;
 
+    use super::super::launcher;
     use super::*;
+    use crate::recipe::syntax::source::FileId;
 
     proptest! {
         #[test]
@@ -335,7 +374,7 @@ mod tests {
             prop_oneof![any::<String>(), "torchrun|python3?|-m|train.py|--[a-z]{1,3}(=[0-9])?"],
             0..8,
         )) {
-            if let Ok(split) = split(&words) {
+            if let Ok(split) = of_words(&words) {
                 let alone = without_numbers(split.program, &["a", "b"], true);
                 prop_assert_eq!(alone.last().map(String::as_str), Some("{resume_args}"));
             }
@@ -346,9 +385,19 @@ mod tests {
         command.split(' ').map(str::to_owned).collect()
     }
 
+    fn of_words(command: &[String]) -> Result<Split, LauncherError> {
+        let typed = Typed::of(command, FileId(0));
+        let found = launcher::find(&typed.words);
+        super::split(command, &typed, found.as_ref())
+    }
+
+    fn split(command: &str) -> Result<Split, LauncherError> {
+        of_words(&words(command))
+    }
+
     fn stripped(command: &str) -> String {
         let numbers = ["per_device_train_batch_size", "gradient_accumulation_steps"];
-        let program = split(&words(command)).unwrap().program;
+        let program = split(command).unwrap().program;
         without_numbers(program, &numbers, true).join(" ")
     }
 
@@ -421,75 +470,79 @@ mod tests {
     }
 
     #[test]
-    fn the_launchers_words_are_separate_from_the_programs() {
-        for (command, launcher) in [
+    fn the_launchers_options_are_separate_from_the_programs() {
+        for (command, options) in [
             (
                 "accelerate launch --config_file a.yaml train.py --x",
-                "accelerate launch --config_file a.yaml train.py",
+                Some("--config_file a.yaml"),
             ),
             (
                 "trl sft --config {recipe} --num_processes 4",
-                "trl sft --num_processes 4",
+                Some("--num_processes 4 | --num_processes 4"),
             ),
-            ("python train.py --x", ""),
+            ("python train.py --x", None),
         ] {
-            assert_eq!(split(&words(command)).unwrap().launcher.join(" "), launcher);
+            let launcher = split(command).unwrap().launcher.map(|launch| {
+                let options = launch.options.iter().map(|option| {
+                    let value = option.value.as_ref().map_or("", |value| &value.text);
+                    format!("{} {value}", option.written())
+                });
+                let arguments = launch.arguments.iter().map(|word| word.text.clone());
+                let arguments = arguments.collect::<Vec<_>>().join(" ");
+                let both = [options.collect::<Vec<_>>().join(" "), arguments];
+                both.join(" | ").trim_end_matches(" | ").to_owned()
+            });
+            assert_eq!(launcher.as_deref(), options, "{command}");
         }
     }
 
     #[test]
     fn assignments_before_the_launcher_are_the_ranks_environment_as_text() {
-        for (command, launcher, program, assigned) in [
+        for (command, program, assigned) in [
             (
                 "ACCELERATE_LOG_LEVEL=info accelerate launch --config_file a.yaml sft.py --x",
-                "accelerate launch --config_file a.yaml sft.py",
                 "python3 -u sft.py --x",
                 "ACCELERATE_LOG_LEVEL=info",
             ),
             (
                 "env A= B={world_size} MASTER_ADDR=a C={\"a\":1} torchrun train.py",
-                "torchrun train.py",
                 "python3 -u train.py",
                 "A= B={left_brace}world_size} C={\"a\":1}",
             ),
             (
                 "PET_NPROC_PER_NODE=2 PET_MAX_RESTARTS=3 /bin/env A=1 srun torchrun train.py",
-                "PET_NPROC_PER_NODE=2 PET_MAX_RESTARTS=3 torchrun train.py",
                 "python3 -u train.py",
                 "A=1 PET_MAX_RESTARTS=3",
             ),
-            (
-                "A=1 A=2 python train.py B=3",
-                "",
-                "python train.py B=3",
-                "A=2",
-            ),
+            ("A=1 A=2 python train.py B=3", "python train.py B=3", "A=2"),
         ] {
-            let split = split(&words(command)).unwrap();
+            let split = split(command).unwrap();
             let of_ranks = split.assigned.iter();
             let of_ranks: Vec<String> = of_ranks
                 .map(|(name, value)| format!("{name}={value}"))
                 .collect();
-            let found = (
-                split.launcher.join(" "),
-                split.program.join(" "),
-                of_ranks.join(" "),
+            let found = (split.program.join(" "), of_ranks.join(" "));
+            assert_eq!(
+                found,
+                (program.to_owned(), assigned.to_owned()),
+                "{command}"
             );
-            let expected = [launcher, program, assigned].map(str::to_owned);
-            assert_eq!(<[String; 3]>::from(found), expected, "{command}");
         }
+        let world = |command: &str| split(command).unwrap().launcher?.world;
+        let command = "PET_NPROC_PER_NODE=2 /bin/env A=1 srun torchrun train.py";
+        assert_eq!(world(command).unwrap().value, 2);
         let spaced = ["A=a b".to_owned(), "trl".to_owned(), "sft".to_owned()];
-        assert_eq!(split(&spaced).unwrap().assigned["A"], "a b");
+        assert_eq!(of_words(&spaced).unwrap().assigned["A"], "a b");
     }
 
     #[test]
     fn options_for_restarts_and_logs_are_ignored_and_the_role_is_the_ranks() {
         let command = "torchrun --nproc_per_node 2 --max-restarts=3 -t 3 --log_dir logs --role {args} train.py --tee 1";
-        let split = split(&words(command)).unwrap();
+        let split = split(command).unwrap();
         assert_eq!(split.ignored, ["--max_restarts", "-t", "--log_dir"]);
         assert_eq!(split.environment["ROLE_NAME"], "{left_brace}args}");
         let command = "deepspeed --hostfile=hosts --launcher_args x --num_gpus 2 train.py";
-        let ignored = super::split(&words(command)).unwrap().ignored;
+        let ignored = super::tests::split(command).unwrap().ignored;
         assert_eq!(ignored, ["--hostfile", "--launcher_args"]);
         for (command, port) in [
             ("torchrun --master_port 29501 train.py", Some("29501")),
@@ -503,7 +556,7 @@ mod tests {
             ),
             ("torchrun --rdzv-endpoint=a:1 train.py", None),
         ] {
-            let split = super::split(&words(command)).unwrap();
+            let split = super::tests::split(command).unwrap();
             let named = split.environment.get(MASTER_PORT).map(String::as_str);
             assert_eq!(named, port, "{command}");
             let ignored = if port.is_some() {
@@ -513,7 +566,7 @@ mod tests {
             };
             assert_eq!(split.ignored, ignored, "{command}");
         }
-        let assigned = super::split(&words("MASTER_PORT=29501 python train.py")).unwrap();
+        let assigned = super::tests::split("MASTER_PORT=29501 python train.py").unwrap();
         assert_eq!(assigned.assigned[MASTER_PORT], "29501");
     }
 
@@ -524,7 +577,7 @@ mod tests {
             ("-i worker-0:0", Some("0")),
             ("--include=localhost", None),
         ] {
-            let split = split(&words(&format!("deepspeed {include} train.py"))).unwrap();
+            let split = split(&format!("deepspeed {include} train.py")).unwrap();
             let visible = split.environment.get("CUDA_VISIBLE_DEVICES");
             assert_eq!(visible.map(String::as_str), devices, "{include}");
         }
@@ -538,7 +591,7 @@ mod tests {
             "bash -c torchrun",
             "mpirun -n 2 python train.py",
         ] {
-            let refused = split(&words(command));
+            let refused = split(command);
             assert_eq!(refused, Err(LauncherError::Unknown), "{command}");
         }
         for (command, named) in [
@@ -569,8 +622,12 @@ mod tests {
                 "`--ntasks 16` of srun starts the launcher more than once",
             ),
             ("srun --chdir=/ torchrun train.py", "`--chdir=/` of srun"),
+            (
+                "A=1 env B=2",
+                "the command sets variables and starts no program",
+            ),
         ] {
-            let message = split(&words(command)).unwrap_err().to_string();
+            let message = split(command).unwrap_err().to_string();
             assert!(message.starts_with(named), "{message}");
         }
     }

@@ -83,8 +83,8 @@ pub(crate) struct Launch {
     pub hidden: Option<Word>,
     /// The words before the program that start it without the launcher. `None`: evenkeel cannot replace it.
     pub alone: Option<Vec<String>>,
-    /// All words of the command. Empty: only its shell knows some of them.
-    pub words: Vec<String>,
+    /// All words of the command.
+    pub words: Vec<Word>,
     /// The option by which the launcher passes a rank's number on its machine to the program.
     pub local_rank: Option<&'static str>,
 }
@@ -105,7 +105,6 @@ impl Launch {
         self.launcher == Launcher::Trl
     }
 
-    /// The program's file.
     pub fn script(&self) -> Option<tree::Given<&Path>> {
         let word = self.program.as_ref()?;
         Some(tree::Given::new("script", Path::new(&word.text), word.span))
@@ -118,6 +117,26 @@ impl Launch {
         }
         let word = self.value(&["config_file"])?;
         Some(Config::File(PathBuf::from(&word.text), Some(word.span)))
+    }
+
+    /// The expanded value at a place of the command. `None`: the place holds more or fewer than one value.
+    pub fn value_at(&self, span: Span) -> Option<String> {
+        let covers = |word: &&Word| {
+            let at = word.span;
+            at.file == span.file && at.start <= span.start && span.end <= at.end
+        };
+        let mut covering = self.words.iter().filter(covers);
+        let word = covering.next()?;
+        // A variable may hold several words.
+        if covering.any(|other| other.span == word.span) {
+            return None;
+        }
+        if word.span.start == span.start {
+            return Some(word.text.clone());
+        }
+        let (before, _) = word.text.split_once('=')?;
+        let value = word.after(before.len() + 1);
+        (value.span.start == span.start).then_some(value.text)
     }
 }
 
@@ -132,9 +151,7 @@ const ENDS: [&str; 5] = ["--", "&&", "||", ";", "|"];
 /// allenai/open-instruct e6c3044 `mason.py`, `parse_commands`). `None`: the command starts no training.
 pub(crate) fn find(words: &[Word]) -> Option<Launch> {
     let mut found = launcher(words).or_else(|| without_launcher(words))?;
-    if words.iter().all(|word| word.unresolved.is_empty()) {
-        found.words = words.iter().map(|word| word.text.clone()).collect();
-    }
+    found.words = words.to_vec();
     let first = found.options.first().map(|option| option.at);
     let first = first.or(found.program.as_ref().map(|program| program.span));
     let before = words.iter().position(|word| Some(word.span) == first);
@@ -151,6 +168,7 @@ pub(crate) fn find(words: &[Word]) -> Option<Launch> {
     };
     // A program that forwards commands does more than start processes.
     launched.alone = None;
+    launched.words = found.words.clone();
     let own = &words[..words.len() - forwarded.len()];
     if script.file_name() == "mason.py" && launched.launcher == Launcher::Accelerate {
         multiply_by_nodes(own, &mut launched);
@@ -276,6 +294,10 @@ fn launcher(words: &[Word]) -> Option<Launch> {
     word_positions(words).find_map(|at| {
         let (before, from) = words.split_at(at);
         let (word, rest) = from.split_first()?;
+        // `NAME=/usr/bin/torchrun`.
+        if word.assignment().is_some() {
+            return None;
+        }
         let name = word.file_name();
         if is_python(name) {
             Some(python(word, rest, before))

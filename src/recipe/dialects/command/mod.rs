@@ -23,7 +23,7 @@ use crate::recipe::schema::tree::Given;
 use crate::recipe::syntax::diagnostic::{Diagnostic, has_error};
 use crate::recipe::syntax::node::{Node, Value};
 use crate::recipe::syntax::shell::word::{self, Word};
-use crate::recipe::syntax::shell::{self, Form};
+use crate::recipe::syntax::shell::{self, Form, Line, Typed};
 use crate::recipe::syntax::source::{FileId, Span};
 use crate::util::format::bytes_apart;
 use crate::util::suggest::short;
@@ -38,31 +38,6 @@ pub(crate) use launcher::{Launch, Launcher, nodes, refuse_switches};
 
 /// The longest script or command line, bytes. Some steps of the parser take the square of its length.
 const MAX_SCRIPT: usize = 64 << 10;
-
-/// The expanded value at a place of a text with commands. `None`: the place holds more or fewer than one
-/// value.
-pub(crate) fn value_at(
-    path: &Path,
-    text: &str,
-    variables: &BTreeMap<String, String>,
-    span: Span,
-) -> Option<String> {
-    let lines = shell::read(text, span.file, Form::of(path), variables).ok()?;
-    let words = lines.iter().flat_map(|line| &line.words);
-    let mut covering =
-        words.filter(|word| word.span.start <= span.start && span.end <= word.span.end);
-    let word = covering.next()?;
-    // A variable may hold several words.
-    if covering.any(|other| other.span == word.span && !std::ptr::eq(other, word)) {
-        return None;
-    }
-    if word.span.start == span.start {
-        return Some(word.text.clone());
-    }
-    let (before, _) = word.text.split_once('=')?;
-    let value = word.after(before.len() + 1);
-    (value.span.start == span.start).then_some(value.text)
-}
 
 /// A command and what its arguments mean.
 #[derive(Debug, Clone, PartialEq)]
@@ -94,7 +69,6 @@ pub(crate) struct Command {
 }
 
 impl Command {
-    /// The program's file.
     fn program(&self) -> Option<&str> {
         Some(self.launch.program.as_ref()?.text.as_str())
     }
@@ -200,7 +174,46 @@ pub(crate) fn parse(
             return None;
         }
     };
-    if let [first, second, ..] = lines.as_slice()
+    let found = training(&lines, (text, file), diagnostics)?;
+    script::refuse_blanks(form, &found, diagnostics);
+    if !script::warn_of_escaped_end(text, form, &found, diagnostics) {
+        script::warn_of_torn(&lines, &found, diagnostics);
+    }
+    Some(understand(&found, diagnostics))
+}
+
+/// The command of words that the user typed. `text`: that of its virtual file.
+pub(crate) fn of_typed(
+    typed: &Typed,
+    text: (&str, FileId),
+    diagnostics: &mut Vec<Diagnostic>,
+) -> Option<Command> {
+    if refuse_long(text.0, text.1, diagnostics) {
+        return None;
+    }
+    let found = training(&typed.lines, text, diagnostics)?;
+    script::warn_of_torn(&typed.lines, &found, diagnostics);
+    Some(understand(&found, diagnostics))
+}
+
+/// The command of a launcher without its program's arguments. `None`: it has no words.
+pub(crate) fn of_launcher(launch: &Launch, diagnostics: &mut Vec<Diagnostic>) -> Option<Command> {
+    let launcher = Candidate {
+        last: launch.words.last()?.span,
+        launch: launch.clone(),
+        words: &[],
+        project: None,
+    };
+    Some(understand(&launcher, diagnostics))
+}
+
+/// The only command of a text that starts a training.
+fn training<'w>(
+    lines: &'w [Line],
+    text: (&str, FileId),
+    diagnostics: &mut Vec<Diagnostic>,
+) -> Option<Candidate<'w>> {
+    if let [first, second, ..] = lines
         && script::begins_with_option(first)
     {
         diagnostics.push(Diagnostic::error(
@@ -211,25 +224,31 @@ pub(crate) fn parse(
         ));
         return None;
     }
-    let mut candidates = script::candidates(&lines, (text, file));
-    if let Some(project) = projects::of_script(text)
+    let mut candidates = script::candidates(lines, text);
+    if let Some(project) = projects::of_script(text.0)
         && let Some(first) = candidates.first_mut()
         && first.project.is_none()
     {
         first.project = Some(Given::new("command", project, first.words[0].span));
     }
-    if script::refuse_unread(&lines, &candidates, diagnostics) {
+    if script::refuse_unread(lines, &candidates, diagnostics) {
         return None;
     }
     // `python prepare.py` beside `eval $COMMAND`.
     if !script::is_training(&candidates)
-        && let Some(hidden) = unresolved::program(&lines)
+        && let Some(hidden) = unresolved::program(lines)
     {
         diagnostics.push(hidden);
         return None;
     }
-    let Some(found) = candidates.first() else {
-        diagnostics.push(unresolved::program(&lines).unwrap_or_else(|| {
+    if candidates
+        .first()
+        .is_none_or(|found| found.project.is_none())
+    {
+        script::refuse_others(&candidates, diagnostics);
+    }
+    let Some(found) = candidates.into_iter().next() else {
+        diagnostics.push(unresolved::program(lines).unwrap_or_else(|| {
             let words = || lines.iter().filter_map(|line| line.words.first());
             let first = words().next();
             if let Some(remote) = words().find(|word| ["ssh", "pdsh"].contains(&word.text.as_str())) {
@@ -244,7 +263,7 @@ pub(crate) fn parse(
             if let Some(word) = torn.and_then(|line| line.words.first()) {
                 return script::torn(word);
             }
-            if let Some(other) = script::other_script(&lines) {
+            if let Some(other) = script::other_script(lines) {
                 return other;
             }
             Diagnostic::error(
@@ -256,20 +275,13 @@ pub(crate) fn parse(
         }));
         return None;
     };
-    if found.project.is_none() {
-        script::refuse_others(&candidates, diagnostics);
-    }
     // `$LAUNCHER train.py`: the world and how it is sharded would be unknown.
     let launcher = found.words.iter().find(|word| word.assignment().is_none());
     if launcher.is_some_and(Word::is_unresolved) {
-        diagnostics.extend(unresolved::program(&lines));
-    }
-    script::refuse_blanks(form, found, diagnostics);
-    if !script::warn_of_escaped_end(text, form, found, diagnostics) {
-        script::warn_of_torn(&lines, found, diagnostics);
+        diagnostics.extend(unresolved::program(lines));
     }
     unresolved::warn_of_defaults(found.words, diagnostics);
-    Some(understand(found, diagnostics))
+    Some(found)
 }
 
 fn understand(found: &Candidate<'_>, diagnostics: &mut Vec<Diagnostic>) -> Command {

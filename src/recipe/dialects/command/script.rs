@@ -111,7 +111,12 @@ fn candidate<'w>(line: &'w Line, lines: &[Line], text: (&str, FileId)) -> Option
     if inner::script_file(words).is_some() && found.as_ref().is_none_or(|launch| !launch.many) {
         return None;
     }
-    let mut launch = found.or_else(|| project.is_some().then(|| launcher::program(words)))?;
+    let unknown = || Launch {
+        words: words.to_vec(),
+        alone: None,
+        ..launcher::program(words)
+    };
+    let mut launch = found.or_else(|| project.is_some().then(unknown))?;
     let program = launch.program.as_ref();
     if program.is_some_and(|word| programs::trains_nothing(&word.text)) {
         return None;

@@ -12,10 +12,9 @@ use std::sync::LazyLock;
 
 use regex::Regex;
 
-use crate::recipe::schema::overrides::Position;
 use crate::recipe::syntax::diagnostic::Diagnostic;
 use crate::recipe::syntax::node::Node;
-use crate::recipe::syntax::source::{FileId, Span};
+use crate::recipe::syntax::source::{FileId, Position, Span};
 use crate::recipe::syntax::words::cut;
 use crate::recipe::syntax::yaml::MAX_DEPTH;
 use crate::util::suggest::short;

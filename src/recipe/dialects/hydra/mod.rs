@@ -16,11 +16,11 @@ mod place;
 mod values;
 
 use crate::recipe::schema::dialect::RESERVED;
-use crate::recipe::schema::overrides::{Position, apply_one};
+use crate::recipe::schema::overrides::apply_one;
 use crate::recipe::schema::reading::Reading;
 use crate::recipe::syntax::node::{Node, joined};
 use crate::recipe::syntax::scalar::{Resolved, Schema};
-use crate::recipe::syntax::source::{FileId, Span};
+use crate::recipe::syntax::source::{FileId, Position, Span};
 
 use assign::assign;
 use compose::{Composer, SEARCH_PATH};

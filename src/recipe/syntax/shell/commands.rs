@@ -30,6 +30,19 @@ pub(super) fn script(
     lines.map_err(|at| text.span(at.start, at.end))
 }
 
+/// The line of a command whose words are known, or the lines of its inline script. `inner`: the text of one of the words.
+pub(super) fn typed(words: Vec<Word>, inner: impl Fn(usize) -> Text) -> Vec<Line> {
+    let mut reader = Reader {
+        variables: Variables::new(Changes::default(), &BTreeMap::new()),
+        lines: Vec::new(),
+        inner: 0,
+    };
+    if !words.is_empty() {
+        reader.push(words, |at| Some(inner(at)), START);
+    }
+    reader.lines
+}
+
 /// `parsed`: what the parser reads of the text.
 fn lines(
     text: &Text,
@@ -161,7 +174,13 @@ impl Reader {
                 self.assign(text, &parts, &words, place);
             }
             if !words.is_empty() {
-                self.push(text, words, &owners, &parts, place);
+                let inner = |at: usize| {
+                    let mut whole = owners.iter().filter(|owner| **owner == owners[at]);
+                    let is_one = whole.next().is_some() && whole.next().is_none();
+                    let raw = &parts.words[owners[at]];
+                    inner::text_of(text, raw).filter(|_| is_one)
+                };
+                self.push(words, inner, place);
             }
         }
         place.certain = false;
@@ -210,15 +229,9 @@ impl Reader {
         }
     }
 
-    /// Adds a line, or the lines of the inline script that it starts.
-    fn push(
-        &mut self,
-        text: &Text,
-        words: Vec<Word>,
-        owners: &[usize],
-        parts: &Parts<'_>,
-        place: Place,
-    ) {
+    /// Adds a line, or the lines of the inline script that it starts. `inner`: the text that the inner shell reads from
+    /// one of the words.
+    fn push(&mut self, words: Vec<Word>, inner: impl Fn(usize) -> Option<Text>, place: Place) {
         let mut line = Line {
             words,
             shell: if place.nested {
@@ -245,13 +258,10 @@ impl Reader {
         }
         let found = inner::script(&line.words).filter(|_| !inner::is_harmless(&line.words));
         if let Some(found) = found {
-            let raw = &parts.words[owners[found]];
-            let whole = owners.iter().filter(|owner| **owner == owners[found]);
-            let inner = inner::text_of(text, raw).filter(|_| whole.count() == 1);
             let before = line.words[..found].iter();
             let before = before.filter(|word| word.assignment().is_some());
             let before: Vec<Word> = before.cloned().collect();
-            if inner.is_some_and(|inner| self.inline(&inner, &before, place)) {
+            if inner(found).is_some_and(|inner| self.inline(&inner, &before, place)) {
                 return;
             }
             line.shell = Shell::Unread;

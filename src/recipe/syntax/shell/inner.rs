@@ -7,7 +7,8 @@
 use super::pieces::{Piece, Quote};
 use super::resolve::RawWord;
 use super::text::{Place, Text};
-use super::word::Word;
+use super::word::{ESCAPED, Word};
+use crate::recipe::syntax::source::{FileId, Position};
 
 const SHELLS: [&str; 5] = ["sh", "bash", "dash", "zsh", "ksh"];
 
@@ -65,12 +66,12 @@ fn is_valued(option: &str) -> bool {
 }
 
 /// Whether a program is a shell.
-pub(crate) fn is_shell(name: &str) -> bool {
+fn is_shell(name: &str) -> bool {
     SHELLS.contains(&name)
 }
 
 /// Whether a word is `-c`, alone or combined with other letters (`-lc`).
-pub(crate) fn is_script_option(word: &str) -> bool {
+fn is_script_option(word: &str) -> bool {
     let letters = word.strip_prefix('-');
     letters.is_some_and(|letters| {
         letters.contains('c') && letters.bytes().all(|c| c.is_ascii_alphabetic())
@@ -198,9 +199,37 @@ pub(super) fn text_of(outer: &Text, raw: &RawWord<'_>) -> Option<Text> {
         }
     }
     inner.finish(outer.place(raw.range.end));
+    Some(without_wrap(inner))
+}
+
+/// As [`text_of`], for a typed word that begins at `at` of a file, where it is `written`.
+pub(super) fn text_of_typed(word: &str, written: &str, mut at: Position, file: FileId) -> Text {
+    let mut inner = Text::default();
+    let quote = written.chars().next().filter(|_| word != written);
+    if quote.is_some() {
+        at.offset += 1;
+        at.column += 1;
+    }
+    for c in word.chars() {
+        let mut bytes = [0; 4];
+        let source = match (quote, c) {
+            (Some('\''), '\'') => ESCAPED,
+            _ => c.encode_utf8(&mut bytes),
+        };
+        let span = at.span(file, source);
+        inner.push(c, Place { span, inner: true });
+        at = at.after(source);
+    }
+    let span = at.span(file, "");
+    inner.finish(Place { span, inner: true });
+    without_wrap(inner)
+}
+
+/// An inline script with blanks in place of [`WRAP`].
+fn without_wrap(mut inner: Text) -> Text {
     if inner.text.starts_with(WRAP) {
         let blank = " ".repeat(WRAP.len());
         inner.text.replace_range(..WRAP.len(), &blank);
     }
-    Some(inner)
+    inner
 }

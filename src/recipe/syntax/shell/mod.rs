@@ -16,34 +16,27 @@ pub(crate) mod word;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use crate::recipe::syntax::source::{FileId, Span};
+use crate::recipe::syntax::source::{FileId, Position, Span};
 use text::Text;
-use word::{Unresolved, Word};
+use word::{Unresolved, Word, written};
 
-pub(crate) use inner::{is_script_option, is_shell};
 pub(crate) use word::join;
 
 /// The name of the virtual file that holds a command given after `--`.
 pub const COMMAND: &str = "command";
 
-/// The syntax of a text with commands.
+/// The syntax of a file with commands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Form {
     /// A line ends its command.
     Script,
-    /// Words that the user's shell has already split, quoted again where needed ([`join`]).
-    Typed,
     /// The arguments file of `HfArgumentParser`, split only at white space (transformers 5.23.0
     /// `hf_argparser.py`, `parse_args_into_dataclasses`).
     ArgumentsFile,
 }
 
 impl Form {
-    /// The form of a file, or of the virtual one that holds a command.
     pub fn of(path: &Path) -> Form {
-        if path == Path::new(COMMAND) {
-            return Form::Typed;
-        }
         if path.extension().is_some_and(|e| e == "args") {
             return Form::ArgumentsFile;
         }
@@ -85,30 +78,43 @@ pub(crate) fn read(
         return Ok(white_space(text, file));
     }
     let mut source = Text::of_file(text, file);
-    if form == Form::Script {
-        source.text.truncate(without_last_backslash(text).len());
-    }
-    let mut lines = commands::script(&source, environment)?;
-    if form == Form::Typed {
-        let own = lines.iter_mut().filter(|line| line.shell != Shell::Inner);
-        own.flat_map(|line| &mut line.words).for_each(doubt);
-    }
-    Ok(lines)
+    source.text.truncate(without_last_backslash(text).len());
+    commands::script(&source, environment)
 }
 
-/// The words of a command that the user's shell has already split. Their places are only in order. `None`: there is no
-/// word, or the command starts a shell with an inline script.
-pub(crate) fn typed(command: &[String]) -> Option<Vec<Word>> {
-    let mut span = Span::of("", 0..0, FileId(0));
-    let word = |text: &String| {
-        (span.start, span.end) = (span.end, span.end + text.len() + 1);
-        let mut word = Word::new(text, span, text.len());
-        doubt(&mut word);
-        word
-    };
-    let words: Vec<Word> = command.iter().map(word).collect();
-    let is_inline = inner::script(&words).is_some() && !inner::is_harmless(&words);
-    (!words.is_empty() && !is_inline).then_some(words)
+/// A command whose words the user's shell has split.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Typed {
+    pub words: Vec<Word>,
+    /// The command, or the commands of the inline script that it runs.
+    pub lines: Vec<Line>,
+}
+
+impl Typed {
+    /// The places of the words are in `file`, which holds them as [`join`] writes them.
+    pub fn of(command: &[String], file: FileId) -> Typed {
+        let written = written(command);
+        let mut at = Position::START;
+        let mut starts = Vec::new();
+        let mut words = Vec::new();
+        for (word, written) in command.iter().zip(&written) {
+            let literal = if word == written { word.len() } else { 0 };
+            words.push(Word::new(word, at.span(file, written), literal));
+            starts.push(at);
+            at = at.after(written).after(" ");
+        }
+        let inner = |at: usize| inner::text_of_typed(&command[at], &written[at], starts[at], file);
+        let mut lines = commands::typed(words.clone(), inner);
+        let own = lines.iter_mut().filter(|line| line.shell != Shell::Inner);
+        own.flat_map(|line| &mut line.words).for_each(doubt);
+        words.iter_mut().for_each(doubt);
+        Typed { words, lines }
+    }
+
+    /// Whether another shell reads a part of it.
+    pub fn is_inline_script(&self) -> bool {
+        self.lines.iter().any(|line| line.shell != Shell::Own)
+    }
 }
 
 /// One command with the words of a text, split only at white space.
@@ -158,17 +164,5 @@ fn without_last_backslash(text: &str) -> &str {
     match backslashes % 2 {
         1 => &last[..last.len() - 1],
         _ => text,
-    }
-}
-
-/// The words of each command of a text, split as a shell does. A text that bash does not accept is split at
-/// white space.
-pub(crate) fn commands(text: &str) -> Vec<Vec<String>> {
-    match read(text, FileId(0), Form::Script, &BTreeMap::new()) {
-        Ok(lines) => {
-            let words = |line: Line| line.words.into_iter().map(|word| word.text).collect();
-            lines.into_iter().map(words).collect()
-        }
-        Err(_) => vec![text.split_whitespace().map(str::to_owned).collect()],
     }
 }

@@ -470,8 +470,46 @@ fn a_word_reports_how_much_of_it_is_unresolved() {
         assert_eq!(words.len(), 2, "{word}");
         assert_eq!(words[1].unresolved_extent(), expected, "{word}");
     }
-    let typed = read(&join(&["$X".to_owned()]), FileId(0), Form::Typed).unwrap();
-    assert_eq!(typed[0].words[0].unresolved_extent(), Some(Number));
+    let typed = Typed::of(&["$X".to_owned()], FileId(0));
+    assert_eq!(typed.words[0].unresolved_extent(), Some(Number));
+}
+
+/// The first word of its inline script that has a text, by the place in the line.
+#[test]
+fn words_of_a_typed_inline_script_have_their_places() {
+    for (script, word) in [
+        ("torchrun train.py --x 1", "train.py"),
+        ("echo 'a b'\ntorchrun train.py", "train.py"),
+        ("echo \"it's\" && torchrun 'a b'", "a b"),
+    ] {
+        let command = ["bash", "-c", script].map(str::to_owned);
+        let line = join(&command);
+        let typed = Typed::of(&command, FileId(0));
+        assert!(typed.is_inline_script(), "{script}");
+        let mut words = typed.lines.iter().flat_map(|line| &line.words);
+        let found = words.find(|found| found.text == word).unwrap();
+        let Span { start, end, .. } = found.span;
+        assert_eq!(found.span, Span::of(&line, start..end, FileId(0)), "{line}");
+        let place = &line[start..end];
+        assert_eq!(place.replace(word::ESCAPED, "'").trim_matches('\''), word);
+    }
+    let wrapped = ["sbatch", "--wrap=torchrun train.py"].map(str::to_owned);
+    let typed = Typed::of(&wrapped, FileId(0));
+    assert_eq!(typed.lines[0].words[0].text, "torchrun");
+    let open = ["bash", "-c", "echo 'a"].map(str::to_owned);
+    assert_eq!(Typed::of(&open, FileId(0)).lines[0].shell, Shell::Unread);
+}
+
+/// A typed word is what the program gets: nothing in it ends the command, or begins another word.
+#[test]
+fn typed_words_are_not_read_as_a_shell_reads_them() {
+    let words = ["if", "a;b", "#c", "d 'e", ">", "(", ""].map(str::to_owned);
+    let typed = Typed::of(&words, FileId(0));
+    let [line] = typed.lines.as_slice() else {
+        panic!("{typed:?}");
+    };
+    let texts: Vec<&str> = line.words.iter().map(|word| word.text.as_str()).collect();
+    assert_eq!(texts, words);
 }
 
 #[test]
@@ -538,13 +576,22 @@ proptest! {
         // The parser reads a line of several assignments as several lines.
         prop_assume!(words.len() == 1 || !words.iter().all(|word| word.contains('=')));
         let line = join(&words);
-        prop_assert_eq!(texts(&line, Form::Typed), [words]);
+        let split = texts(&line, Form::Script);
+        prop_assert_eq!(&split, std::slice::from_ref(&words));
+        let typed = Typed::of(&words, FileId(0));
+        for (word, text) in typed.words.iter().zip(&words) {
+            prop_assert_eq!(&word.text, text);
+            let written = &line[word.span.start..word.span.end];
+            prop_assert_eq!(word.span, Span::of(&line, word.span.start..word.span.end, FileId(0)));
+            let quoted = format!("run {written}");
+            prop_assert_eq!(&texts(&quoted, Form::Script)[0][1], text);
+        }
     }
 
     #[test]
     fn any_text_is_read_without_a_panic(text in "[a-c$(){}\\[\\]'\"`\\\\<>&|;#= \n@*!-]{0,60}") {
         for text in [format!("bash -c {text}"), text] {
-            for form in [Form::Script, Form::Typed, Form::ArgumentsFile] {
+            for form in [Form::Script, Form::ArgumentsFile] {
                 let Ok(script) = read(&text, FileId(0), form) else { continue };
                 for word in script.iter().flat_map(|line| &line.words) {
                     prop_assert!(text.get(word.span.start..word.span.end).is_some());

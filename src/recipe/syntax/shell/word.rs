@@ -210,6 +210,11 @@ pub(super) const RESERVED: Words = Words(
 
 /// The words as one command line. A shell splits it into the same words.
 pub(crate) fn join(words: &[String]) -> String {
+    written(words).join(" ")
+}
+
+/// Each word as [`join`] writes it: unchanged, or as a whole in quotes.
+pub(super) fn written(words: &[String]) -> Vec<String> {
     // The parser knows no assignment to `_`.
     let assigned = |name: &str| is_name(name) && name != "_";
     let assigns = |word: &String| (word.split_once('=')).is_some_and(|(name, _)| assigned(name));
@@ -224,8 +229,11 @@ pub(crate) fn join(words: &[String]) -> String {
             _ => quote(word, "@%:=+"),
         });
     }
-    line.join(" ")
+    line
 }
+
+/// A single quote within single quotes.
+pub(super) const ESCAPED: &str = "'\\''";
 
 /// A word in quotes, unless its characters need none. `more`: further such characters.
 fn quote(word: &str, more: &str) -> String {
@@ -244,5 +252,5 @@ fn quote(word: &str, more: &str) -> String {
     if word.contains('\'') && word.chars().all(free) {
         return format!("\"{word}\"");
     }
-    format!("'{}'", word.replace('\'', "'\\''"))
+    format!("'{}'", word.replace('\'', ESCAPED))
 }
