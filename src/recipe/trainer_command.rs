@@ -10,7 +10,8 @@ use crate::recipe::dialects::handbook::keys;
 use crate::recipe::schema::dialect::Dialect;
 use crate::recipe::schema::dialect::RESERVED;
 use crate::recipe::schema::placeholder::{self, ARGS, CHECKPOINT_DIR, RECIPE};
-use crate::recipe::syntax::shell;
+use crate::recipe::syntax::shell::{Line, Shell, Typed, inner};
+use crate::recipe::syntax::source::FileId;
 use crate::recipe::syntax::words::Words;
 
 /// Launchers: programs that start one process per device.
@@ -26,9 +27,32 @@ const MODULES: Words = Words(
 /// Programs that run the command after them unchanged.
 const WRAPPERS: Words = Words("env exec nice nohup numactl pdm poetry run uv");
 
-/// The launcher at the start of a command, after wrappers such as `env` and `nice`. For a shell with an
-/// inline script (`bash -c`), the first launcher among the script's commands.
+/// The commands that an external trainer's command runs: itself, or those of its inline script (`bash -c`).
+fn commands(command: &[String]) -> Vec<Vec<String>> {
+    let lines = Typed::of(command, FileId(0)).lines.into_iter();
+    let texts = |line: Line| {
+        let words = line.words.iter().map(|word| word.text.as_str());
+        let script = inner::script(&line.words).filter(|_| line.shell == Shell::Unread);
+        match script {
+            // Bash accepts no part of it.
+            Some(script) => words
+                .skip(script)
+                .flat_map(str::split_whitespace)
+                .map(str::to_owned)
+                .collect(),
+            None => words.map(str::to_owned).collect(),
+        }
+    };
+    lines.map(texts).collect()
+}
+
+/// The launcher at the start of a command, after wrappers such as `env` and `nice`, or of one in its inline script.
 pub fn launcher(command: &[String]) -> Option<String> {
+    let commands = commands(command);
+    commands.iter().find_map(|words| first_launcher(words))
+}
+
+fn first_launcher(command: &[String]) -> Option<String> {
     let mut words = command.iter();
     let (mut wrapped, mut option) = (false, false);
     while let Some(word) = words.next() {
@@ -39,11 +63,6 @@ pub fn launcher(command: &[String]) -> Option<String> {
         }
         if LAUNCHERS.has(name) {
             return Some(name.to_owned());
-        }
-        if shell::is_shell(name) {
-            let mut script = words.skip_while(|word| !shell::is_script_option(word));
-            let commands = shell::commands(script.nth(1)?);
-            return commands.iter().find_map(|command| launcher(command));
         }
         let python = name.starts_with("python");
         let wrapper = WRAPPERS.has(name);
@@ -64,34 +83,24 @@ pub fn says_checkpoint_dir(words: &[String]) -> bool {
     placeholder::is_used(words, CHECKPOINT_DIR) || words.iter().any(|word| word.contains(variable))
 }
 
-/// The words of a command. Words with white space count as inline scripts and are split.
-fn words(command: &[String]) -> Vec<String> {
-    let split = |word: &String| {
-        if word.contains(char::is_whitespace) {
-            shell::commands(word).concat()
-        } else {
-            vec![word.clone()]
-        }
-    };
-    command.iter().flat_map(split).collect()
-}
-
 /// The last value that a command gives for a key, as `--key value`, `--key=value` or Hydra's `++key=value`,
 /// also within an inline script. Returns the word with the key, and the value.
 pub fn typed(command: &[String], key: &str) -> Option<(String, String)> {
-    let words = words(command);
     let named = |word: &str| match word.strip_prefix("--") {
         Some(option) => is_option(option, key),
         None => word.trim_start_matches('+') == key,
     };
-    let mut last_first = words.iter().enumerate().rev();
-    last_first.find_map(|(at, word)| match word.split_once('=') {
-        Some((name, value)) => named(name).then(|| (word.clone(), value.to_owned())),
-        None if word.starts_with("--") && named(word) => {
-            Some((word.clone(), words.get(at + 1)?.clone()))
-        }
-        None => None,
-    })
+    let last = |words: &Vec<String>| {
+        let mut last_first = words.iter().enumerate().rev();
+        last_first.find_map(|(at, word)| match word.split_once('=') {
+            Some((name, value)) => named(name).then(|| (word.clone(), value.to_owned())),
+            None if word.starts_with("--") && named(word) => {
+                Some((word.clone(), words.get(at + 1)?.clone()))
+            }
+            None => None,
+        })
+    };
+    commands(command).iter().rev().find_map(last)
 }
 
 /// Whether an option without its dashes is a key, or an abbreviation of it that argparse accepts.
@@ -113,7 +122,10 @@ pub fn switches_on(command: &[String], key: &str) -> bool {
     match typed(command, key) {
         Some((_, value)) => !off.contains(&value.to_lowercase().as_str()),
         // A switch as the last word has no value.
-        None => words(command).last().is_some_and(named),
+        None => {
+            let mut commands = commands(command).into_iter();
+            commands.any(|words| words.last().is_some_and(named))
+        }
     }
 }
 
@@ -238,6 +250,8 @@ mod tests {
         let inline = shell(". env.sh && accelerate launch train.py {args}");
         assert_eq!(launcher(&inline).as_deref(), Some("accelerate"));
         assert_eq!(launcher(&shell("exec python train.py accelerate")), None);
+        let open = shell("accelerate launch 'train.py");
+        assert_eq!(launcher(&open).as_deref(), Some("accelerate"));
         for text in [
             "nice -n 10 python3 train.py deepspeed",
             "python3 train.py --engine deepspeed",
@@ -272,6 +286,9 @@ mod tests {
             "exec a --output_dir 'my out'".to_owned(),
         ];
         assert_eq!(typed(&shell, "output_dir").unwrap(), "--output_dir my out");
+        // The value of another option is no script.
+        let value = ["a", "--note", "with --output_dir x"].map(str::to_owned);
+        assert_eq!(typed(&value, "output_dir"), None);
     }
 
     #[test]
