@@ -172,14 +172,16 @@ pub struct TrainingJobSpec {
     pub ttl_seconds_after_finished: Option<u32>,
 }
 
-/// Source of a recipe: a text, a ConfigMap, or `files` with the path of one of them.
+/// Source of a recipe: a text, a ConfigMap, a command, or `files` with the path of one of them.
 #[derive(KubeSchema, Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(
     validation = Rule::new("!has(self.inline) || !has(self.configMap)")
         .message("recipe.inline and recipe.configMap exclude each other"),
-    validation = Rule::new("has(self.inline) || has(self.configMap) || has(self.files) && has(self.path)")
-        .message("recipe needs inline, configMap, or files with path"),
+    validation = Rule::new("!has(self.command) || !has(self.inline) && !has(self.configMap) && !has(self.path)")
+        .message("recipe.command excludes recipe.inline, recipe.configMap and recipe.path"),
+    validation = Rule::new("has(self.inline) || has(self.configMap) || has(self.command) || has(self.files) && has(self.path)")
+        .message("recipe needs inline, configMap, command, or files with path"),
     validation = Rule::new("!has(self.accelerate) || !has(self.acceleratePath)")
         .message("recipe.accelerate and recipe.acceleratePath exclude each other")
 )]
@@ -191,6 +193,11 @@ pub struct RecipeSource {
     /// A ConfigMap in the job's namespace. The job waits until it exists.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub config_map: Option<ConfigMapKey>,
+    /// Words of the command that is the whole job, such as `torchrun`, `--nproc_per_node`, `8`, `train.py`. No shell reads
+    /// them. `trainer.command` is its program.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 1024), inner(length(max = 32768)))]
+    pub command: Vec<String>,
     /// Path of the recipe, relative to the folder of `files`: a file, or the folder of a tree of configs.
     /// Some dialects are recognised by it. Default: recipe.yaml.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -217,6 +224,15 @@ pub struct RecipeSource {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 63))]
     pub dialect_version: Option<String>,
+    /// Environment of the external trainer's ranks in place of the recipe's `trainer.environment`, with its
+    /// placeholders. `evenkeel launch --nodes` writes what the launcher would set.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(schema_with = "schema::variables")]
+    pub trainer_environment: BTreeMap<String, String>,
+    /// Text of the external trainer's DeepSpeed config, in place of the recipe's `trainer.deepspeed_config`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 1048576))]
+    pub deepspeed_config: Option<String>,
 }
 
 /// A recipe in a ConfigMap: one key, or several that become files.

@@ -42,7 +42,6 @@ pub struct RecipeSnapshot {
     /// The environment variables that the recipe may refer to.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub env: BTreeMap<String, String>,
-    /// The recipe's path.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
     /// The path of the accelerate config among `files`.
@@ -57,6 +56,15 @@ pub struct RecipeSnapshot {
     /// The version of the dialect, if the spec names one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dialect_version: Option<String>,
+    /// The words of the command that is the whole job.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub command: Vec<String>,
+    /// Environment of the external trainer's ranks, in place of the recipe's.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub trainer_environment: BTreeMap<String, String>,
+    /// Text of the external trainer's DeepSpeed config, in place of the recipe's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub deepspeed_config: Option<String>,
     /// GPUs for which the recipe counts as written, if its batch depends on them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gpus: Option<u64>,
@@ -77,6 +85,9 @@ impl RecipeSnapshot {
             files: source.files.clone(),
             dialect: source.dialect.clone(),
             dialect_version: source.dialect_version.clone(),
+            command: source.command.clone(),
+            trainer_environment: source.trainer_environment.clone(),
+            deepspeed_config: source.deepspeed_config.clone(),
             gpus: None,
             hash: String::new(),
         }
@@ -121,6 +132,7 @@ impl RecipeSnapshot {
     /// Adds the variables of `spec.trainer.env`, if the recipe may refer to one.
     pub fn add_environment(&mut self, env: &[EnvVar]) {
         let texts = self.files.values().chain(&self.overrides);
+        let texts = texts.chain(&self.command);
         let mut texts = texts.chain([&self.text]);
         if texts.any(|text| text.contains("oc.env")) {
             // The value of another source is known in the pods only.
@@ -146,8 +158,9 @@ impl RecipeSnapshot {
         let mut files: Vec<(PathBuf, String)> = beside
             .map(|(path, text)| (path.into(), text.clone()))
             .collect();
+        let is_command = !self.command.is_empty();
         // Without a text the recipe is one of the files, or a folder of them.
-        if !self.text.is_empty() || files.is_empty() {
+        if !is_command && (!self.text.is_empty() || files.is_empty()) {
             files.push((self.path(), self.text.clone()));
         }
         let accelerate = match &self.accelerate {
@@ -171,8 +184,15 @@ impl RecipeSnapshot {
         Ok(Request {
             origin: Origin::snapshot(files)?,
             environment: Environment::Job(self.env.clone()),
-            path: self.path(),
+            path: if is_command {
+                PathBuf::new()
+            } else {
+                self.path()
+            },
+            command: self.command.clone(),
             trainer_command: command.to_vec(),
+            trainer_environment: self.trainer_environment.clone(),
+            deepspeed_config: self.deepspeed_config.clone(),
             accelerate,
             overrides: self.overrides.clone(),
             dialect: dialect.transpose()?,
@@ -242,6 +262,61 @@ mod tests {
             let snapshot = read(&source(path, &TREE), None).unwrap();
             assert_eq!(snapshot.spec, on_disk.spec, "{path}");
         }
+    }
+
+    #[test]
+    fn a_command_is_read_by_its_words() {
+        let words = [
+            "torchrun",
+            "--nproc_per_node",
+            "2",
+            "train.py",
+            "--per_device_train_batch_size",
+            "4",
+            "--run_name",
+            "a 'b'; c # d",
+        ];
+        let source = RecipeSource {
+            command: words.map(str::to_owned).to_vec(),
+            ..RecipeSource::default()
+        };
+        let snapshot = RecipeSnapshot::of(&source, None, &[]);
+        let program = ["python3", "train.py", "{args}"].map(str::to_owned);
+        let recipe = recipe::read(&snapshot.request(Remainder::Exact, &program).unwrap()).unwrap();
+        assert_eq!(recipe.command().unwrap(), words);
+        assert_eq!(recipe.spec.trainer.command, program);
+        let batch = &recipe.spec.batch;
+        assert_eq!(
+            (batch.gpus, batch.per_device_batch_size),
+            (Some(2), Some(4))
+        );
+    }
+
+    #[test]
+    fn a_jobs_trainer_settings_replace_the_recipes_unchanged() {
+        let text = "apiVersion: evenkeel.dev/v1alpha1\nkind: Recipe\nspec:\n  batch: {global: 8}\n  trainer:\n    \
+                    command: [python, train.py, '{args}']\n    environment: {OF_RECIPE: '1'}\n    \
+                    deepspeed_config: '{}'\n";
+        let read = |source: &RecipeSource| {
+            let snapshot = RecipeSnapshot::of(source, Some(text.to_owned()), &[]);
+            let request = snapshot.request(Remainder::Exact, &[]).unwrap();
+            recipe::read(&request).unwrap().spec.trainer
+        };
+        let own = read(&RecipeSource::default());
+        assert_eq!(own.environment["OF_RECIPE"], "1");
+        assert_eq!(own.deepspeed_config.as_deref(), Some("{}"));
+        // Neither YAML nor JSON nor a shell reads them again.
+        let variables = [("A", "{world_size}"), ("B", "'a': \"#\n$C")];
+        let variables = variables.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        let of_job = RecipeSource {
+            trainer_environment: variables.clone().into(),
+            deepspeed_config: Some("{\"zero_optimization\": {}}\n".to_owned()),
+            ..RecipeSource::default()
+        };
+        let trainer = read(&of_job);
+        assert_eq!(trainer.environment, variables.into());
+        assert_eq!(trainer.deepspeed_config, of_job.deepspeed_config);
+        assert_eq!(trainer.command, own.command);
     }
 
     #[test]

@@ -214,6 +214,7 @@ fn run_typed(mut args: Args, typed: Vec<String>) -> anyhow::Result<ExitCode> {
             args: &args.cluster,
             from: &from,
             recipe: &recipe,
+            command: &args.command,
             name: args.name.as_deref(),
             rank_memory: args.rank_memory,
             progress_deadline_seconds: args.progress_deadline,

@@ -170,6 +170,8 @@ impl RecipeOptions {
             command: command.to_vec(),
             starts_command: false,
             trainer_command: Vec::new(),
+            trainer_environment: BTreeMap::new(),
+            deepspeed_config: None,
             accelerate: self.accelerate.clone(),
             overrides,
             dialect: self.dialect,

@@ -365,7 +365,17 @@ fn find(request: &Request, job: Job, reading: &mut Reading) -> Option<Recipe> {
             axes::refuse_unread(tree, &native, request.states_batch(), reading);
         }
     }
-    let (spec, value_sources) = native::build(&native, &mut reading.diagnostics)?;
+    let (mut spec, value_sources) = native::build(&native, &mut reading.diagnostics)?;
+    if !request.trainer_environment.is_empty() {
+        spec.trainer
+            .environment
+            .clone_from(&request.trainer_environment);
+    }
+    if request.deepspeed_config.is_some() {
+        spec.trainer
+            .deepspeed_config
+            .clone_from(&request.deepspeed_config);
+    }
     Some(Recipe {
         dialect: reader.dialect(),
         version: version.map(|version| version.name),

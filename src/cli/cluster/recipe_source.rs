@@ -11,14 +11,12 @@ use crate::api::{RecipeSource, RemainderPolicy};
 use crate::cli::recipe_args::RecipeArgs;
 use crate::recipe::{self, FileId, Recipe, SourceFile};
 
-/// File name of a command that is used as a recipe.
-const COMMAND: &str = "command.sh";
-
 /// The recipe with every file that it was read from. Reads the files as the cluster does, under the
-/// same overrides, and compares the results.
+/// same overrides, and compares the results. `command`: the words that are the job if it has no recipe.
 pub fn source(
     from: &RecipeArgs,
     recipe: &Recipe,
+    command: &[String],
     overrides: &[String],
     remainder: RemainderPolicy,
 ) -> anyhow::Result<RecipeSource> {
@@ -26,15 +24,22 @@ pub fn source(
     let mut source = RecipeSource {
         dialect,
         dialect_version: from.options.dialect_version.clone(),
+        trainer_environment: recipe.spec.trainer.environment.clone(),
+        deepspeed_config: recipe.spec.trainer.deepspeed_config.clone(),
         ..RecipeSource::default()
     };
-    add_files(from, recipe, &mut source)?;
+    add_files(from, recipe, command, &mut source)?;
     compare(&source, recipe, overrides, remainder)?;
     Ok(source)
 }
 
 /// Puts the files into a source.
-fn add_files(from: &RecipeArgs, recipe: &Recipe, source: &mut RecipeSource) -> anyhow::Result<()> {
+fn add_files(
+    from: &RecipeArgs,
+    recipe: &Recipe,
+    command: &[String],
+    source: &mut RecipeSource,
+) -> anyhow::Result<()> {
     let here = std::env::current_dir().context("the working directory does not exist")?;
     let real = recipe.sources.iter().filter(|file| file.path.is_file());
     let files: BTreeMap<PathBuf, &SourceFile> = real
@@ -55,12 +60,10 @@ fn add_files(from: &RecipeArgs, recipe: &Recipe, source: &mut RecipeSource) -> a
         })
     };
     let of_recipe = recipe.files.recipe;
-    let of_command = recipe.files.command.map(|(file, _)| file);
     let text =
         |file: Option<FileId>| file.and_then(|file| Some(recipe.sources.get(file)?.text.clone()));
     if from.recipe.as_os_str().is_empty() {
-        source.inline = text(of_command);
-        source.path = Some(COMMAND.to_owned());
+        source.command = command.to_vec();
     } else if !from.recipe.is_file() && !from.recipe.is_dir() {
         // A pipe has no path to keep.
         source.inline = text(of_recipe);

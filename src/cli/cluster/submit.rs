@@ -140,6 +140,8 @@ pub struct Launch<'a> {
     pub args: &'a Args,
     pub from: &'a RecipeArgs,
     pub recipe: &'a Recipe,
+    /// The words after `--`.
+    pub command: &'a [String],
     /// Name of the TrainingJob; `None`: that of the recipe.
     pub name: Option<&'a str>,
     /// Memory limit of a rank, bytes.
@@ -395,6 +397,7 @@ fn submitted_job(
         args,
         from,
         recipe,
+        command,
         name,
         rank_memory,
         progress_deadline_seconds,
@@ -411,29 +414,21 @@ fn submitted_job(
         })?,
     };
     let mut overrides = from.overrides.clone();
-    let mut set = |key: &str, value: &str| overrides::set(&mut overrides, key, value);
     for (key, value) in [
         ("batch.gpus", from.options.recipe_gpus),
         ("batch.global", from.options.global_batch_size),
     ] {
         if let Some(value) = value {
-            set(key, &value.to_string());
+            overrides::set(&mut overrides, key, &value.to_string());
         }
     }
     let trainer = &recipe.spec.trainer;
-    if !trainer.environment.is_empty() {
-        let environment = serde_json::to_string(&trainer.environment)?;
-        set("trainer.environment", &environment);
-    }
-    if let Some(text) = &trainer.deepspeed_config {
-        set("trainer.deepspeed_config", &serde_json::to_string(text)?);
-    }
     let remainder = match from.options.remainder.as_deref() {
         Some("uneven") => RemainderPolicy::Uneven,
         _ => RemainderPolicy::Exact,
     };
     let spec = TrainingJobSpec {
-        recipe: recipe_source::source(from, recipe, &overrides, remainder)?,
+        recipe: recipe_source::source(from, recipe, command, &overrides, remainder)?,
         overrides,
         nodes,
         gpus_per_node,

@@ -1,5 +1,6 @@
 //! A request to read a recipe.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use super::dialect::{Dialect, RESERVED};
@@ -27,6 +28,10 @@ pub struct Request {
     pub starts_command: bool,
     /// The external trainer's command, which replaces the recipe's.
     pub trainer_command: Vec<String>,
+    /// The environment of the external trainer's ranks, which replaces the recipe's. Empty: the recipe's.
+    pub trainer_environment: BTreeMap<String, String>,
+    /// The text of the external trainer's DeepSpeed config, which replaces the recipe's.
+    pub deepspeed_config: Option<String>,
     /// An additional accelerate config.
     pub accelerate: Option<PathBuf>,
     /// Overrides, `KEY=VALUE`, with keys of the recipe's dialect or below the reserved key `evenkeel`.
