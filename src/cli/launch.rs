@@ -22,8 +22,8 @@ use crate::external_trainer;
 use crate::inventory::Inventory;
 use crate::launch::Phase as RunPhase;
 use crate::launch::{
-    LaunchError, Launcher, Request, RunDir, RunOptions, base, continued, download, index,
-    keep_snapshots, port, prepare, run_path, take_command_of_run, with_inputs,
+    LaunchError, Launcher, Request, RunDir, RunOptions, base, continued, download, index, port,
+    prepare, run_path, with_command_of_run, with_inputs, with_snapshots,
 };
 use crate::lifecycle::End;
 use crate::lifecycle::stall::{OnStall, ProgressDeadline};
@@ -314,10 +314,12 @@ fn launch(
     // A resume may omit the command of the run.
     if args.resume
         && !recipe.spec.trainer.is_external()
-        && take_command_of_run(&asked, &mut recipe)?
-        && let Err(error) = external_trainer::launcher::complete(&mut recipe, &Origin::Disk)
+        && let Some(of_run) = with_command_of_run(&asked, &recipe)?
     {
-        return Ok(refuse_unread(&error, args.quiet));
+        recipe = match external_trainer::launcher::completed(of_run, &Origin::Disk) {
+            Ok(completed) => completed,
+            Err(error) => return Ok(refuse_unread(&error, args.quiet)),
+        };
     }
     let external = recipe.spec.trainer.is_external();
     let built_in_only = [
@@ -335,13 +337,19 @@ fn launch(
     }
     let processes = processes(args, &recipe, &inventory)?;
     let ranks = processes.count;
-    recipe.spec.batch.settle(ranks);
-    let run_dir = run_path::choose(&asked, &recipe.spec)?;
-    recipe.spec.name = run_path::name(&run_dir, &asked, &recipe.spec)?;
-    if args.resume {
-        keep_snapshots(&mut recipe.spec, &run_dir.run()?.spec);
-    }
-    let recipe = &recipe;
+    let spec = recipe.spec.of_world(ranks);
+    let run_dir = run_path::choose(&asked, &spec)?;
+    let spec = Spec {
+        name: run_path::name(&run_dir, &asked, &spec)?,
+        ..spec
+    };
+    let recipe = &Recipe {
+        spec: match args.resume {
+            true => with_snapshots(spec, &run_dir.run()?.spec),
+            false => spec,
+        },
+        ..recipe
+    };
     let runner = Runner::of(
         &recipe.spec,
         AskedRunner::Launch,
@@ -370,9 +378,8 @@ fn launch(
     let planned = prepare::plan(recipe, ranks, reached, runner, memory, &hub)?;
     let devices = processes.devices(external, &inventory);
     if args.cluster.dry_run {
-        let worlds = &planned.worlds;
-        let draft = worlds.examine(ranks, reached);
-        output::print(text::plan(recipe, worlds.request(), &draft, None, &devices))?;
+        let request = planned.worlds.request();
+        output::print(text::plan(recipe, request, &planned.draft, None, &devices))?;
         for repo in planned.downloads() {
             say(format_args!("the launch downloads {repo}\n"));
         }
@@ -382,8 +389,8 @@ fn launch(
         ));
         return Ok(ExitCode::SUCCESS);
     }
-    render::print_for(args.quiet, &planned.diagnostics, &recipe.sources);
-    shown.clone_from(&planned.diagnostics);
+    render::print_for(args.quiet, &planned.draft.findings, &recipe.sources);
+    shown.clone_from(&planned.draft.findings);
 
     // Check the loopback interface before any file is written.
     port::free(ranks)?;
@@ -410,7 +417,7 @@ fn launch(
         }
         planned => planned?,
     };
-    let found = planned.diagnostics.iter();
+    let found = planned.draft.findings.iter();
     let found: Vec<_> = found.filter(|it| !shown.contains(it)).cloned().collect();
     for Diagnostic {
         rule,

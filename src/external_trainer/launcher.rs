@@ -11,19 +11,17 @@ use crate::recipe::{
 
 /// Reads the recipe of a TrainingJob and completes its trainer.
 pub fn read(request: &Request) -> Result<Recipe, ReadError> {
-    let mut recipe = recipe::read(request)?;
-    complete(&mut recipe, &request.origin)?;
-    Ok(recipe)
+    completed(recipe::read(request)?, &request.origin)
 }
 
 /// A recipe with a complete external trainer: with the environment of `accelerate launch`, and the DeepSpeed config that
 /// the launcher, the command or the recipe names. Variables of the recipe win. `origin` is that of the recipe.
 /// Leaves a complete trainer and the built-in one unchanged.
-pub fn complete(recipe: &mut Recipe, origin: &Origin) -> Result<(), ReadError> {
+pub fn completed(mut recipe: Recipe, origin: &Origin) -> Result<Recipe, ReadError> {
     if !recipe.spec.trainer.is_external() {
-        return Ok(());
+        return Ok(recipe);
     }
-    let environment = launchers::environment(recipe)?;
+    let environment = launchers::environment(&recipe)?;
     let file = recipe
         .files
         .deepspeed
@@ -45,7 +43,7 @@ pub fn complete(recipe: &mut Recipe, origin: &Origin) -> Result<(), ReadError> {
         Err(problem) => {
             let help =
                 "docs/external-trainer.md says how evenkeel writes the config for every world";
-            return Err(ReadError::of_command(Some(recipe), problem, help));
+            return Err(ReadError::of_command(&recipe, problem, help));
         }
     };
     let trainer = &mut recipe.spec.trainer;
@@ -60,7 +58,7 @@ pub fn complete(recipe: &mut Recipe, origin: &Origin) -> Result<(), ReadError> {
         trainer.command.extend(["--deepspeed".to_owned(), named]);
         trainer.deepspeed_config = Some(text);
     }
-    Ok(())
+    Ok(recipe)
 }
 
 /// The DeepSpeed config that a command names: the position of its word, the word with a placeholder instead, and the
@@ -127,12 +125,7 @@ mod tests {
             starts_command: true,
             ..Request::default()
         };
-        let mut recipe = recipe::read(&request).unwrap();
-        let split = launchers::split(&command).unwrap();
-        recipe.spec.trainer.command = launchers::without_numbers(&recipe, split.program);
-        recipe.spec.trainer.environment = split.environment;
-        complete(&mut recipe, &request.origin).unwrap();
-        let trainer = recipe.spec.trainer;
+        let trainer = read(&request).unwrap().spec.trainer;
         let variables = trainer.environment.iter();
         let variables = variables.map(|(name, value)| format!("{name}={value}"));
         (
@@ -235,13 +228,13 @@ mod tests {
             })
         };
         for launcher in ["torchrun --nproc_per_node 2", "python3 -u"] {
-            let mut recipe = job(launcher, "ds.json").unwrap();
+            let recipe = job(launcher, "ds.json").unwrap();
             let trainer = recipe.spec.trainer.clone();
             let written = "python3 -u train.py {args} --deepspeed {deepspeed_config}";
             assert_eq!(trainer.command.join(" "), written);
             assert_eq!(trainer.deepspeed_config.as_deref(), Some(numbers));
-            complete(&mut recipe, &origin).unwrap();
-            assert_eq!(recipe.spec.trainer, trainer, "a complete trainer");
+            let again = completed(recipe, &origin).unwrap();
+            assert_eq!(again.spec.trainer, trainer, "a complete trainer");
         }
         let unread = job("python3", on_disk.to_str().unwrap()).unwrap_err();
         assert!(

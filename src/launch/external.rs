@@ -59,12 +59,12 @@ pub(super) fn prepare(
     })
 }
 
-/// Takes the command of the run to resume, with what its launcher set and the recipe does not state.
-/// False: the built-in trainer ran there or the run does not exist.
-pub fn take_command_of_run(
+/// A recipe with the command of the run to resume, and with what its launcher set and the recipe does not state. `None`:
+/// the built-in trainer ran there or the run does not exist.
+pub fn with_command_of_run(
     options: &RunOptions<'_>,
-    recipe: &mut Recipe,
-) -> Result<bool, LaunchError> {
+    recipe: &Recipe,
+) -> Result<Option<Recipe>, LaunchError> {
     let spec = &recipe.spec;
     // Such a run has a different default directory than one of the built-in trainer.
     let defaults = Spec {
@@ -75,17 +75,18 @@ pub fn take_command_of_run(
         ..spec.clone()
     };
     let Ok(run_dir) = run_path::choose(options, &defaults) else {
-        return Ok(false);
+        return Ok(None);
     };
     let of_run = run_dir.run()?.spec;
     if !of_run.trainer.is_external() {
-        return Ok(false);
+        return Ok(None);
     }
+    let mut recipe = recipe.clone();
     let spec = &mut recipe.spec;
     spec.trainer.command = of_run.trainer.command;
     spec.trainer.deepspeed_config = of_run.trainer.deepspeed_config;
     if recipe.accelerate.is_some() {
-        return Ok(true);
+        return Ok(Some(recipe));
     }
     spec.trainer.environment = of_run.trainer.environment;
     let sources = &recipe.value_sources;
@@ -102,7 +103,7 @@ pub fn take_command_of_run(
     if !states("model.activation_checkpointing") {
         spec.model.activation_checkpointing = of_run.model.activation_checkpointing;
     }
-    Ok(true)
+    Ok(Some(recipe))
 }
 
 /// The run to resume, with its current command.

@@ -32,12 +32,12 @@ pub mod worlds;
 
 use std::path::PathBuf;
 
-pub use crate::launch::external::take_command_of_run;
+pub use crate::launch::external::with_command_of_run;
 pub use crate::launch::run_path::{RunLock, RunOptions};
 pub use begin::base;
 pub use download::download;
 pub use launcher::Launcher;
-pub use names::{Missing, MissingData, keep_snapshots};
+pub use names::{Missing, MissingData, with_snapshots};
 pub use request::{Planned, Prepared, Request};
 pub use resume::{continued, refuse_ended};
 pub use run_dir::{Phase, RunDir, RunState, Stop, Wanted};

@@ -67,12 +67,10 @@ impl Names {
         }
     }
 
-    /// The model's snapshot.
     pub fn directory(&self, hub: &Hub) -> Option<PathBuf> {
         hub.snapshot_with(self.model.as_ref()?, "config.json")
     }
 
-    /// The tokenizer's snapshot.
     fn tokenizer_directory(&self, hub: &Hub) -> Option<PathBuf> {
         hub.snapshot_with(self.tokenizer.as_ref()?, "tokenizer.json")
     }
@@ -177,12 +175,13 @@ fn needs_config(model: &Model) -> bool {
     !Shape::is_well_known(model) && !Shape::is_stated(|size| model.config.contains_key(size))
 }
 
-/// Replaces the names of a recipe by the snapshots with which its run began, so that a resume needs no network and does
+/// A recipe with the snapshots with which its run began in place of names, so that a resume needs no network and does
 /// not follow a revision that has moved. A folder with an adapter is replaced by the model below it, as in the run.
-pub fn keep_snapshots(spec: &mut Spec, of_run: &Spec) {
-    if let Ok(Some(folder)) = Folder::of(spec, Path::new("")) {
-        *spec = folder.settled(spec);
-    }
+pub fn with_snapshots(spec: Spec, of_run: &Spec) -> Spec {
+    let mut spec = match Folder::of(&spec, Path::new("")) {
+        Ok(Some(folder)) => folder.settled(&spec),
+        _ => spec,
+    };
     let kept_of = |kind: Kind, name: Option<&String>, in_run: &Option<String>| {
         let repo = repo_of_snapshot(Path::new(in_run.as_deref()?))?;
         (repo.kind == kind && name == Some(&repo.id)).then(|| in_run.clone())?
@@ -200,6 +199,7 @@ pub fn keep_snapshots(spec: &mut Spec, of_run: &Spec) {
             source.path = snapshot;
         }
     }
+    spec
 }
 
 #[cfg(test)]
@@ -252,23 +252,19 @@ mod tests {
             )
         };
         let run = spec(&snapshot("acme/tiny"), None);
-        let mut recipe = spec("acme/tiny", None);
-        keep_snapshots(&mut recipe, &run);
-        assert_eq!(recipe, run);
+        let recipe = spec("acme/tiny", None);
+        assert_eq!(with_snapshots(recipe, &run), run);
         // The tokenizer of another snapshot of the model, or of another model.
         for tokenizer in ["acme/tiny", "acme/words"] {
             let run = spec("acme/tiny", Some(&snapshot(tokenizer)));
-            let mut recipe = spec("acme/tiny", Some(tokenizer));
-            keep_snapshots(&mut recipe, &run);
-            assert_eq!(recipe, run);
+            let recipe = spec("acme/tiny", Some(tokenizer));
+            assert_eq!(with_snapshots(recipe, &run), run);
         }
-        let mut other = spec("acme/other", None);
-        keep_snapshots(&mut other, &run);
-        assert_eq!(other, spec("acme/other", None));
+        let other = spec("acme/other", None);
+        assert_eq!(with_snapshots(other.clone(), &run), other);
         let local = spec("/models/tiny", None);
-        let mut recipe = spec("acme/tiny", None);
-        keep_snapshots(&mut recipe, &local);
-        assert_eq!(recipe, spec("acme/tiny", None));
+        let recipe = spec("acme/tiny", None);
+        assert_eq!(with_snapshots(recipe.clone(), &local), recipe);
         // A source of data, and a model of the same name.
         let with_data = |path: &str| {
             let source = DataSource {
@@ -281,8 +277,7 @@ mod tests {
         };
         let of_data = snapshot("acme/tiny").replace("models--", "datasets--");
         for (in_run, kept) in [(&of_data, &*of_data), (&snapshot("acme/tiny"), "acme/tiny")] {
-            let mut recipe = with_data("acme/tiny");
-            keep_snapshots(&mut recipe, &with_data(in_run));
+            let recipe = with_snapshots(with_data("acme/tiny"), &with_data(in_run));
             assert_eq!(recipe, with_data(kept));
         }
     }

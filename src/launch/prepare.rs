@@ -30,9 +30,12 @@ pub fn plan(
     let surveyed = survey::survey_inputs(recipe, &base()?, request, hub);
     let worlds = Worlds::new(recipe.clone(), surveyed.request, memory);
     let draft = worlds.examine(ranks, reached);
+    let Some(plan) = draft.plan() else {
+        return Err(Box::new(draft).into());
+    };
     Ok(Planned {
-        diagnostics: draft.findings.clone(),
-        plan: draft.finish()?,
+        plan,
+        draft,
         reached,
         worlds,
         model: surveyed.model,

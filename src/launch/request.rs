@@ -9,8 +9,8 @@ use super::model::ResolvedModel;
 use super::names::{Missing, MissingData};
 use crate::hub::Repo;
 use crate::lifecycle::stall::{OnStall, ProgressDeadline};
-use crate::plan::{DeviceMemory, OomPolicy, Plan, Reached, Runner, Worlds};
-use crate::recipe::{Diagnostic, Recipe, Spec};
+use crate::plan::{DeviceMemory, Draft, OomPolicy, Plan, Reached, Runner, Worlds};
+use crate::recipe::{Recipe, Spec};
 use crate::train::Run;
 
 /// The command line's additions to the recipe.
@@ -71,8 +71,8 @@ impl Request {
 pub struct Planned {
     /// The plan of the first generation.
     pub plan: Plan,
-    /// Warnings about the plan.
-    pub diagnostics: Vec<Diagnostic>,
+    /// The same world with the findings of the rules.
+    pub draft: Draft,
     /// The state of the run that it continues.
     pub(super) reached: Reached,
     /// The worlds that the recipe may have on this machine.

@@ -71,7 +71,7 @@ pub(super) fn run_of(run_dir: &RunDir, recipe: &Recipe) -> Result<Run, LaunchErr
         spec.trainer.clone_from(&run.spec.trainer);
     }
     if let Some(first) = run.spec.batch.gpus {
-        spec.batch.settle(first);
+        spec = spec.of_world(first);
     }
     if let Some(key) = difference(&run.spec, &spec) {
         return Err(LaunchError::usage(format!(

@@ -183,8 +183,7 @@ mod tests {
         let mut spec = crate::recipe::Spec::default();
         spec.batch.elastic = Some(elastic(128, &[1, 2, 4, 8, 16]));
         assert_eq!(crate::plan::global_batch(&spec), None);
-        spec.batch.settle(8);
-        spec.batch.settle(4);
+        let spec = spec.of_world(8).of_world(4);
         assert_eq!(spec.batch.gpus, Some(8));
         assert_eq!(crate::plan::global_batch(&spec), Some(120));
     }

@@ -63,6 +63,15 @@ pub struct Spec {
 }
 
 impl Spec {
+    /// The recipe with the first world of a run as the one that it was written for, where that is needed.
+    pub fn of_world(&self, gpus: u64) -> Spec {
+        let mut spec = self.clone();
+        if spec.batch.needs_a_world() {
+            spec.batch.gpus = Some(gpus);
+        }
+        spec
+    }
+
     /// Whether the loss is the cross-entropy of tokens, which has a perplexity and is no less than the data's entropy.
     pub fn is_cross_entropy(&self) -> bool {
         let Likelihood {
@@ -312,13 +321,6 @@ impl Batch {
     /// does not state it.
     pub fn needs_a_world(&self) -> bool {
         self.gpus.is_none() && (self.division != Division::Stated || self.elastic.is_some())
-    }
-
-    /// Sets the world that the recipe was written for to the first one of a run, where it is needed.
-    pub fn settle(&mut self, gpus: u64) {
-        if self.needs_a_world() {
-            self.gpus = Some(gpus);
-        }
     }
 }
 
