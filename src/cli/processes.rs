@@ -13,6 +13,7 @@ use crate::util::format::count;
 pub enum DeviceChoice {
     /// On GPUs if each process can have one, else on the CPU.
     Auto,
+    /// On the CPU.
     Cpu,
     /// On NVIDIA GPUs, or not at all.
     Cuda,
