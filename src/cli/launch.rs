@@ -344,9 +344,10 @@ fn launch(
         ..spec
     };
     let recipe = &Recipe {
-        spec: match args.resume {
-            true => with_snapshots(spec, &run_dir.run()?.spec),
-            false => spec,
+        spec: if args.resume {
+            with_snapshots(spec, &run_dir.run()?.spec)
+        } else {
+            spec
         },
         ..recipe
     };
