@@ -16,6 +16,8 @@ python=$(realpath -s "${PACKAGING_PYTHON:-target/packaging/bin/python}")
 build=(env -C packaging "$python" -m maturin build --quiet --profile "$profile")
 if [ "$profile" = release ]; then
   target=${1:-$(rustc -vV | sed -n 's/^host: //p')}
+  # zig links with the C library of manylinux2014, and for other processors.
+  "$python" -m pip install --quiet ziglang==0.17.1
   # With its symbols, which name the functions in the stacks of a rank that makes no progress.
   build+=(--zig --compatibility manylinux2014 --target "$target")
   program=target/$target/release/evenkeel
@@ -28,24 +30,25 @@ fi
 # The files beside the program. They do not depend on the processor, so any program of this revision writes them.
 rm -rf target/package
 mkdir -p "$data" "$out"
-writer=$program
-case $target in "$(uname -m)"-*) ;; *) writer=${WRITER:-target/debug/evenkeel} ;; esac
-if [ "$profile" = release ] || [ ! -x "$writer" ]; then
+writer=("$program")
+if [ "$profile" = release ]; then
   # The program first: it writes the files that the wheel has beside it.
   "${build[@]}" --out "$PWD/target/package/first"
 fi
+# One for another processor does not run here.
+[[ $target == "$(uname -m)"-* ]] || writer=(cargo run --quiet --locked --)
 share=$data/share
 mkdir -p "$share"/{evenkeel,bash-completion/completions,zsh/site-functions,fish/vendor_completions.d,doc/evenkeel}
-"$writer" man "$share/man/man1"
-"$writer" completions bash >"$share/bash-completion/completions/evenkeel"
-"$writer" completions zsh >"$share/zsh/site-functions/_evenkeel"
-"$writer" completions fish >"$share/fish/vendor_completions.d/evenkeel.fish"
-for kind in recipe trainingjob; do "$writer" schema "$kind" >"$share/evenkeel/$kind.schema.json"; done
+"${writer[@]}" man "$share/man/man1"
+"${writer[@]}" completions bash >"$share/bash-completion/completions/evenkeel"
+"${writer[@]}" completions zsh >"$share/zsh/site-functions/_evenkeel"
+"${writer[@]}" completions fish >"$share/fish/vendor_completions.d/evenkeel.fish"
+for kind in recipe trainingjob; do "${writer[@]}" schema "$kind" >"$share/evenkeel/$kind.schema.json"; done
 cp LICENSE README.md CHANGELOG.md "$share/doc/evenkeel/"
 "${build[@]}" --out "$out"
 
 # The archive has the same files: unpack it anywhere, its bin/ belongs on the path.
-version=$("$writer" --version | cut -d ' ' -f 2)
+version=$("${writer[@]}" --version | cut -d ' ' -f 2)
 name=evenkeel-$version-${target%%-*}-linux
 mkdir -p "target/package/$name/bin"
 cp -r "$share" "target/package/$name/"
