@@ -8,7 +8,6 @@ use rayon::ThreadPool;
 use rayon::prelude::*;
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::conversion::Answer;
 use super::dataset::{INDEX, Store};
 use super::encode::{Encoder, Outcome, Piece};
 use super::error::DataError;
@@ -83,8 +82,9 @@ impl<'a> Builder<'a, '_> {
         let kind = self.encoder.request.kind();
         let choose_columns = |available: &[&str]| source.columns_of(available, kind);
         let answers = match source.conversion {
-            Some(conversion) if kind == Kind::Text => {
-                Some(answers(source, conversion, &choose_columns, reading)?)
+            Some(conversion) if conversion.selects(kind) => {
+                let of = (source, conversion, kind);
+                Some(selected(of, &choose_columns, reading)?)
             }
             _ => None,
         };
@@ -198,16 +198,15 @@ impl<'a> Builder<'a, '_> {
     }
 }
 
-/// Whether the answer of each document of a source is trained on: one of each prompt.
-fn answers(
-    source: &Source,
-    conversion: Conversion,
+/// Whether each document of a source is one of its prompt's that are trained on.
+fn selected(
+    (source, conversion, kind): (&Source, Conversion, Kind),
     choose: read::Choose<'_>,
     reading: read::Reading<'_>,
 ) -> Result<Vec<bool>, DataError> {
     let mut answers = Vec::new();
-    // By the hash of the prompt: the document's number, and the score of its answer.
-    let mut found: HashMap<u128, (usize, f64)> = HashMap::new();
+    // By the hash of the prompt: the documents' numbers, and the scores of their answers.
+    let mut found: HashMap<u128, (Vec<usize>, Vec<f64>)> = HashMap::new();
     for file in &source.files {
         for document in read::open(file, choose, reading)? {
             check_stopped(reading.stopped)?;
@@ -218,22 +217,16 @@ fn answers(
                 .map_err(|fault| DataError::record(&document.place, fault.problem, fault.help))?;
             if let Some(converted) = converted {
                 let prompt = xxh3_128(converted.prompt.to_string().as_bytes());
-                let score = converted.score;
-                let new = (answers.len(), score);
-                let known = found.entry(prompt).or_insert(new);
-                match conversion.answer() {
-                    Answer::First => {}
-                    Answer::Last => *known = new,
-                    Answer::Best if score > known.1 => *known = new,
-                    Answer::Best => {}
-                }
+                let (numbers, scores) = found.entry(prompt).or_default();
+                numbers.push(answers.len());
+                scores.push(converted.score);
             }
             answers.push(false);
         }
     }
-    for (number, _) in found.into_values() {
-        if let Some(is_answer) = answers.get_mut(number) {
-            *is_answer = true;
+    for (numbers, scores) in found.into_values() {
+        for number in conversion.selected(kind, &scores) {
+            answers[numbers[number]] = true;
         }
     }
     Ok(answers)

@@ -1,11 +1,12 @@
 //! Rows of data sets that HALOs and direct-preference-optimization know by name, as prompts and completions.
 //!
 //! Upstream: eric-mitchell/direct-preference-optimization f8b8c0f `preference_datasets.py` (`get_hh`, `get_shp`);
-//! ContextualAI/HALOs 4831988 `train/data.py` (`get_hh`, `get_ultrabin`, `get_ultrafeedback_armorm`, `get_safe_rlhf`,
-//! `remove_extra_spaces`).
+//! ContextualAI/HALOs 4831988 `train/data.py` (`get_hh`, `get_shp`, `get_ultrabin`, `get_ultrafeedback_armorm`,
+//! `get_ultrachat`, `get_safe_rlhf`, `remove_extra_spaces`).
 
 use serde_json::{Map, Value, json};
 
+use super::chosen::chosen;
 use super::kind::Kind;
 use super::record::Fault;
 use crate::recipe::schema::spec::Conversion;
@@ -21,12 +22,16 @@ pub(super) const UNKNOWN: &str =
     "upstream makes prompts and completions of its rows in a way that evenkeel does not have";
 pub(super) const OWN_ROWS: &str = "write rows of prompt, chosen and rejected into a JSONL file, and give its path in place of the name";
 
+/// Pairs of a prompt that HALOs trains on, of those that `random.Random(SEED)` draws.
+const PAIRS: usize = 5;
+const SEED: u32 = 0;
+
 /// The smallest ratio of the scores of a pair that is trained on.
 const RATIO: f64 = 2.0;
 
 /// Which of the rows with one prompt has the answer that is trained on without preferences.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Answer {
+enum Answer {
     First,
     Last,
     /// The first with the highest score.
@@ -39,6 +44,8 @@ pub(super) struct Converted {
     pub prompt: Value,
     chosen: Value,
     rejected: Value,
+    /// The completion that is trained on without preferences.
+    answer: Value,
     /// The score of the preferred completion, if rows have scores.
     pub score: f64,
 }
@@ -48,7 +55,10 @@ impl Conversion {
     pub(super) fn columns(self) -> std::str::SplitWhitespace<'static> {
         let names = match self {
             Conversion::DialogueText | Conversion::DialogueMessages => "chosen rejected",
-            Conversion::ScoredText => "history human_ref_A human_ref_B score_A score_B labels",
+            Conversion::ScoredText | Conversion::ScoredMessages | Conversion::AllScoredMessages => {
+                "history human_ref_A human_ref_B score_A score_B labels"
+            }
+            Conversion::Conversation => "messages",
             Conversion::LastMessages => "prompt chosen rejected",
             Conversion::NumberedResponses => "prompt response_0 response_1 better_response_id",
             Conversion::Unknown => "",
@@ -57,9 +67,13 @@ impl Conversion {
     }
 
     /// Which row of a prompt has the answer for supervised training.
-    pub(super) fn answer(self) -> Answer {
+    fn answer(self) -> Answer {
         match self {
-            Conversion::DialogueMessages | Conversion::Unknown => Answer::First,
+            Conversion::DialogueMessages
+            | Conversion::Conversation
+            | Conversion::ScoredMessages
+            | Conversion::AllScoredMessages
+            | Conversion::Unknown => Answer::First,
             Conversion::DialogueText | Conversion::LastMessages | Conversion::NumberedResponses => {
                 Answer::Last
             }
@@ -67,9 +81,33 @@ impl Conversion {
         }
     }
 
+    /// Whether samples of this kind are made of some rows of a prompt only.
+    pub(super) fn selects(self, kind: Kind) -> bool {
+        kind == Kind::Text || self == Conversion::ScoredMessages
+    }
+
+    /// Which of the rows of a prompt have samples of this kind, by their numbers, of the rows' scores.
+    pub(super) fn selected(self, kind: Kind, scores: &[f64]) -> Vec<usize> {
+        if kind != Kind::Text {
+            return chosen(SEED, scores.len(), PAIRS);
+        }
+        let last = scores.len() - 1;
+        vec![match self.answer() {
+            Answer::First => 0,
+            Answer::Last => last,
+            Answer::Best => (0..last).rev().fold(last, |best, number| {
+                if scores[number] >= scores[best] {
+                    number
+                } else {
+                    best
+                }
+            }),
+        }]
+    }
+
     /// Converts a row; `None`: upstream leaves it out.
     pub(super) fn convert(self, row: &Map<String, Value>) -> Result<Option<Converted>, Fault> {
-        let mut score = 0.0;
+        let (mut score, mut first_answer) = (0.0, None);
         let (prompt, chosen, rejected) = match self {
             Conversion::DialogueText => {
                 let (chosen, rejected) = (text(row, "chosen")?, text(row, "rejected")?);
@@ -111,19 +149,42 @@ impl Conversion {
                 let [chosen, rejected] = names.map(|name| text(row, name));
                 (prompt, answer(chosen?), answer(rejected?))
             }
+            Conversion::Conversation => {
+                let messages = row.get("messages").and_then(Value::as_array);
+                let Some([first, others @ ..]) = messages.map(Vec::as_slice) else {
+                    return Err(other_rows("messages is no list of messages"));
+                };
+                let spaced = |turn: &Value| {
+                    let text = |name: &str| turn.get(name).and_then(Value::as_str);
+                    let problem = || other_rows("a message has no role and content");
+                    let (role, content) = text("role").zip(text("content")).ok_or_else(problem)?;
+                    Ok(message(role, content))
+                };
+                let others: Result<Value, Fault> = others.iter().map(spaced).collect();
+                (json!([spaced(first)?]), others?, Value::Null)
+            }
             Conversion::Unknown => {
                 return Err(Fault::new(UNKNOWN, OWN_ROWS));
             }
-            Conversion::ScoredText => {
+            Conversion::ScoredText | Conversion::ScoredMessages | Conversion::AllScoredMessages => {
                 let scores = [number(row, "score_A")?, number(row, "score_B")?];
                 let [a, b] = scores;
                 let ratio = (a / b).max(b / a);
-                if ratio < RATIO {
+                if ratio < RATIO && self != Conversion::AllScoredMessages {
                     return Ok(None);
                 }
                 let answers = [text(row, "human_ref_A")?, text(row, "human_ref_B")?];
-                let [first, second] = answers.map(|answer| json!(format!(" {answer}")));
-                let prompt = json!(format!("{USER}{}{ANSWERS}", text(row, "history")?));
+                let history = text(row, "history")?;
+                let (prompt, [first, second]) = match self {
+                    Conversion::ScoredText => (
+                        json!(format!("{USER}{history}{ANSWERS}")),
+                        answers.map(|answer| json!(format!(" {answer}"))),
+                    ),
+                    _ => (json!([message("user", history)]), answers.map(answer)),
+                };
+                if self != Conversion::ScoredText {
+                    first_answer = Some(first.clone());
+                }
                 score = a.max(b);
                 if number(row, "labels")? == 1.0 {
                     (prompt, first, second)
@@ -134,6 +195,7 @@ impl Conversion {
         };
         Ok(Some(Converted {
             prompt,
+            answer: first_answer.unwrap_or_else(|| chosen.clone()),
             chosen,
             rejected,
             score,
@@ -145,7 +207,7 @@ impl Converted {
     /// The row with the columns of this kind of sample.
     pub fn into_row(self, kind: Kind) -> Map<String, Value> {
         let columns = match kind {
-            Kind::Text => vec![("prompt", self.prompt), ("completion", self.chosen)],
+            Kind::Text => vec![("prompt", self.prompt), ("completion", self.answer)],
             Kind::Pair | Kind::Labelled => vec![
                 ("prompt", self.prompt),
                 ("chosen", self.chosen),
@@ -305,6 +367,53 @@ mod tests {
                 "rejected": [{"role": "assistant", "content": "bad"}],
             })
         );
+    }
+
+    /// The same for rows with scores and for conversations of HALOs.
+    #[test]
+    fn scored_messages_and_conversations_are_those_of_upstream() {
+        let row = |a: u64, b: u64| {
+            json!({"history": "Is  it?", "human_ref_A": "Yes", "human_ref_B": "No \t no",
+                "score_A": a, "score_B": b, "labels": u64::from(a > b)})
+        };
+        let user = json!([{"role": "user", "content": "Is it?"}]);
+        let assistant = |content: &str| json!([{"role": "assistant", "content": content}]);
+        let pair = |chosen: &str, rejected: &str| json!({"prompt": user, "chosen": assistant(chosen), "rejected": assistant(rejected)});
+        let (some, all) = (Conversion::ScoredMessages, Conversion::AllScoredMessages);
+        assert_eq!(converted(some, row(3, 9), Kind::Pair), pair("No no", "Yes"));
+        assert_eq!(converted(some, row(3, 4), Kind::Pair), Value::Null);
+        assert_eq!(converted(all, row(4, 3), Kind::Pair), pair("Yes", "No no"));
+        // The first answer, whichever is preferred.
+        assert_eq!(
+            converted(some, row(3, 9), Kind::Text),
+            json!({"prompt": user, "completion": assistant("Yes")})
+        );
+        let turn = |role: &str, content: &str| json!({"role": role, "content": content});
+        let talk = json!({"prompt": "Hi", "messages": [
+            turn("user", "Hi   you"), turn("assistant", "Hello"), turn("user", "More"), turn("assistant", "So  on"),
+        ]});
+        assert_eq!(
+            converted(Conversion::Conversation, talk, Kind::Text),
+            json!({
+                "prompt": [turn("user", "Hi you")],
+                "completion": [turn("assistant", "Hello"), turn("user", "More"), turn("assistant", "So on")],
+            })
+        );
+    }
+
+    #[test]
+    fn rows_of_a_prompt_are_selected_as_upstream_does() {
+        let scores = [3.0, 9.0, 9.0, 4.0, 8.0, 5.0, 6.0];
+        let select = |conversion: Conversion, kind| conversion.selected(kind, &scores);
+        assert_eq!(select(Conversion::ScoredText, Kind::Text), [1]);
+        assert_eq!(select(Conversion::DialogueText, Kind::Text), [6]);
+        assert_eq!(select(Conversion::ScoredMessages, Kind::Text), [0]);
+        // `random.Random(0).sample(range(7), 5)`
+        assert_eq!(
+            select(Conversion::ScoredMessages, Kind::Pair),
+            [6, 3, 5, 0, 1]
+        );
+        assert!(!Conversion::ScoredText.selects(Kind::Pair));
     }
 
     #[test]

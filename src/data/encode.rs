@@ -11,11 +11,11 @@ use super::kind::Kind;
 use super::pack::Token;
 use super::preference::{self, Preference};
 use super::read::{Content, Document, Reading};
-use super::record::{Fault, Record, Turns, check_messages};
+use super::record::{Fault, Record, Turns, check_messages, turns};
 use super::request::PrepareRequest;
 use super::sources::Source;
 use super::tokenizer::Tokenizer;
-use crate::recipe::schema::spec::{RowCut, RowTokens};
+use crate::recipe::schema::spec::{Conversion, RowCut, RowTokens};
 
 /// A document or a part of one, with its position in the stream of chosen documents.
 pub(super) struct Piece<'a> {
@@ -84,6 +84,9 @@ impl<'a> Encoder<'a> {
                 None => return Ok(Vec::new()),
             },
         };
+        if source.conversion == Some(Conversion::Conversation) {
+            return self.conversation(row, kind);
+        }
         if kind == Kind::Text {
             let record = Record::from_row(row, columns)?;
             return Ok(vec![self.record(&record)?]);
@@ -94,6 +97,28 @@ impl<'a> Encoder<'a> {
             .into_iter()
             .map(|one| self.preference(one))
             .collect()
+    }
+
+    /// Everything after the first message is trained on.
+    fn conversation(&self, row: Map<String, Value>, kind: Kind) -> Result<Vec<Outcome>, Fault> {
+        if kind != Kind::Text {
+            return Err(Fault::new(
+                "the rows are conversations, without preferences",
+                "train on them with loss=sft, or name data with preferences",
+            ));
+        }
+        self.saw_chat.store(true, Ordering::Relaxed);
+        let take = |name: &str| turns(name, row.get(name).cloned().unwrap_or_default());
+        let (prompt, completions) = self.together(&take("prompt")?, &[take("completion")?])?;
+        if completions.iter().all(Vec::is_empty) {
+            return Ok(vec![Outcome::WithoutAnswer]);
+        }
+        let with = |target: bool| move |id: u32| Token { id, target };
+        let tokens = prompt.into_iter().map(with(false));
+        let completion = completions.into_iter().flatten().map(with(true));
+        let tokens: Vec<Token> = tokens.chain(completion).collect();
+        self.refuse_long_prompt(&tokens)?;
+        Ok(vec![Outcome::Tokens(tokens)])
     }
 
     /// The recipe's key of the chat template, for messages.

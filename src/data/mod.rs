@@ -10,6 +10,7 @@
 
 mod build;
 mod chat;
+mod chosen;
 mod conversion;
 mod dataset;
 mod encode;

@@ -41,7 +41,12 @@ const PROGRAM: Program = Program {
 
 /// Data sets that upstream knows by name.
 const DATA_SETS: &[DataSet] = &[
-    ("shp", "stanfordnlp/SHP", ["train", "test"], "unknown"),
+    (
+        "shp",
+        "stanfordnlp/SHP",
+        ["train", "test"],
+        "scored-messages",
+    ),
     (
         "hh",
         "Anthropic/hh-rlhf",
@@ -76,7 +81,7 @@ const DATA_SETS: &[DataSet] = &[
         "ultrachat",
         "HuggingFaceH4/ultrachat_200k",
         ["train_sft", "test_sft"],
-        "unknown",
+        "conversation",
     ),
     (
         "ultrafeedback_armorm",

@@ -188,7 +188,12 @@ pub(crate) fn sources(
             Some((_, id, splits, conversion)) => {
                 source.text("path", &name.with((*id).to_owned()));
                 source.text("split", &name.with(splits[part].to_owned()));
-                source.default("conversion", *conversion);
+                // Upstream leaves out pairs only where it trains.
+                let conversion = match (*conversion, part) {
+                    ("scored-messages", 1) => "all-scored-messages",
+                    (conversion, _) => conversion,
+                };
+                source.default("conversion", conversion);
             }
             None => {
                 source.text("path", name);

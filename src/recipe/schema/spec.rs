@@ -925,6 +925,13 @@ pub enum Conversion {
     LastMessages,
     /// A prompt, two responses, and the number of the better one (HALOs' `safe_rlhf`).
     NumberedResponses,
+    /// Conversations, of which all messages after the first are trained on, also the user's (HALOs' `ultrachat`).
+    Conversation,
+    /// Answers with scores, as messages, of which one has at least twice the other's, and five pairs of a prompt (HALOs'
+    /// `shp`).
+    ScoredMessages,
+    /// The same with every pair (the test split of HALOs' `shp`).
+    AllScoredMessages,
     /// In another way, so that the built-in trainer refuses the data set.
     Unknown,
 }
