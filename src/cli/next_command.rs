@@ -309,7 +309,9 @@ fn named(recipe: &Recipe) -> Vec<(String, Repo)> {
     let spec = &recipe.spec;
     let revision = spec.model.revision.as_deref();
     let model = spec.model.path.iter();
-    let model = model.map(|name| ("model.path".to_owned(), Repo::model(name, revision)));
+    let folder = spec.model.subfolder.as_deref();
+    let repo = |name: &String| Repo::model(name, revision).within(folder);
+    let model = model.map(|name| ("model.path".to_owned(), repo(name)));
     let data = spec.data.sources().map(|(path, source)| {
         let repo = Repo::data_set(&source.path, source.revision.as_deref());
         (format!("{path}.path"), repo)

@@ -165,6 +165,16 @@ pub fn repo_of_snapshot(directory: &Path) -> Option<Repo> {
     (name(snapshots)? == "snapshots").then(|| Repo::of(kind, &id, Some(&commit)))
 }
 
+/// The same of a model's directory, which may be a folder of a snapshot.
+pub fn model_of_snapshot(directory: &Path) -> Option<Repo> {
+    let of_snapshot = |above: &Path| {
+        let repo = repo_of_snapshot(above).filter(|repo| repo.kind == Kind::Model)?;
+        let folder = directory.strip_prefix(above).ok()?.to_str()?;
+        Some(repo.within((!folder.is_empty()).then_some(folder)))
+    };
+    directory.ancestors().find_map(of_snapshot)
+}
+
 /// The names of all files of a snapshot's commit; `None`: Evenkeel has downloaded none of them.
 pub fn files_of_snapshot(directory: &Path) -> Option<Vec<String>> {
     let commit = repo_of_snapshot(directory)?.revision;
@@ -204,6 +214,10 @@ mod tests {
         let repo = repo_of_snapshot(&snapshot).unwrap();
         assert_eq!(repo, Repo::model("acme/tiny", Some(COMMIT)));
         assert_eq!(repo_of_snapshot(place.path()), None);
+        assert_eq!(model_of_snapshot(&snapshot), Some(repo.clone()));
+        let within = repo.within(Some("a/b"));
+        assert_eq!(model_of_snapshot(&snapshot.join("a/b")), Some(within));
+        assert_eq!(model_of_snapshot(place.path()), None);
     }
 
     #[test]

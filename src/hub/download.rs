@@ -154,11 +154,13 @@ impl<'a> Download<'a> {
             .map_err(|cause| self.failed(cause))
     }
 
-    /// Downloads small files, `config.json` first.
+    /// Downloads small files of a model, `config.json` first.
     pub fn small(&self, which: Small, progress: &mut dyn FnMut(Received)) -> Result<(), HubError> {
         let files = self.listing.files.iter().map(String::as_str);
-        let mut names: Vec<&str> = files.filter(|name| which.has(name)).collect();
-        names.sort_by_key(|name| (*name != CONFIG, *name));
+        let has = |file: &&str| self.repo.name_in(file).is_some_and(|name| which.has(name));
+        let mut names: Vec<&str> = files.filter(has).collect();
+        let config = self.repo.place_of(CONFIG);
+        names.sort_by_key(|name| (*name != config, *name));
         self.all(&names, Some(STATE_BYTES), progress)
             .map_err(|cause| self.failed(cause))
     }
@@ -169,25 +171,31 @@ impl<'a> Download<'a> {
     }
 
     fn weight_files(&self, progress: &mut dyn FnMut(Received)) -> Result<(), Cause> {
-        let has = |name: &str| self.listing.files.iter().any(|file| file == name);
-        if has(WHOLE) {
-            return self.all(&[WHOLE], None, progress);
+        let has = |place: &str| self.listing.files.iter().any(|file| file == place);
+        let [whole, index] = [WHOLE, INDEX].map(|name| self.repo.place_of(name));
+        if has(&whole) {
+            return self.all(&[&whole], None, progress);
         }
-        if !has(INDEX) {
+        if !has(&index) {
             let mut files = self.listing.files.iter();
-            let other = files.find(|name| {
+            let other = files.find(|file| {
+                let Some(name) = self.repo.name_in(file) else {
+                    return false;
+                };
                 let is_other = |beginning: &&str| name.starts_with(*beginning);
                 OTHER_WEIGHTS.iter().any(is_other) || name.ends_with(".gguf")
             });
             return Err(other.map_or(Cause::NoWeights, |name| Cause::Format(name.clone())));
         }
-        self.all(&[INDEX], Some(STATE_BYTES), progress)?;
-        let path = self.snapshot().join(INDEX);
+        self.all(&[&index], Some(STATE_BYTES), progress)?;
+        let path = self.snapshot().join(index);
         let unusable = |why: String| Cause::Answer(format!("{INDEX}: {why}"));
         let index = Index::read(&path).map_err(|error| unusable(error.to_string()))?;
-        let shards: Vec<&str> = index.files().into_iter().collect();
-        match shards.iter().find(|name| !has(name)) {
-            Some(name) => Err(unusable(format!("the model has no file `{name}`"))),
+        let files = index.files().into_iter();
+        let shards: Vec<String> = files.map(|name| self.repo.place_of(name)).collect();
+        let shards: Vec<&str> = shards.iter().map(String::as_str).collect();
+        match shards.iter().find(|place| !has(place)) {
+            Some(place) => Err(unusable(format!("the model has no file `{place}`"))),
             None => self.all(&shards, None, progress),
         }
     }

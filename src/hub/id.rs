@@ -36,6 +36,8 @@ pub struct Repo {
     pub id: String,
     /// A branch, a tag or a commit.
     pub revision: String,
+    /// The folder of the repository that has the model; `None`: the repository itself.
+    pub folder: Option<String>,
 }
 
 /// The branch of a recipe that names no revision.
@@ -60,6 +62,31 @@ impl Repo {
             kind,
             id: id.to_owned(),
             revision: revision.unwrap_or(MAIN).to_owned(),
+            folder: None,
+        }
+    }
+
+    /// What one of its folders has.
+    pub fn within(self, folder: Option<&str>) -> Repo {
+        Repo {
+            folder: folder.map(str::to_owned),
+            ..self
+        }
+    }
+
+    /// The place of a file of its folder in the repository.
+    pub(super) fn place_of(&self, name: &str) -> String {
+        match &self.folder {
+            Some(folder) => format!("{folder}/{name}"),
+            None => name.to_owned(),
+        }
+    }
+
+    /// The name within its folder of a file of the repository; `None`: it is elsewhere.
+    pub(super) fn name_in<'n>(&self, file: &'n str) -> Option<&'n str> {
+        match &self.folder {
+            Some(folder) => file.strip_prefix(folder.as_str())?.strip_prefix('/'),
+            None => Some(file),
         }
     }
 
@@ -91,6 +118,9 @@ impl Repo {
         if self.revision != MAIN {
             command += &format!(" --revision {}", self.revision);
         }
+        if let Some(folder) = &self.folder {
+            command += &format!(" --include '{folder}/*'");
+        }
         if let Some(folder) = folder {
             command += &format!(" --local-dir {folder}");
         }
@@ -113,6 +143,9 @@ impl fmt::Display for Repo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.kind == Kind::DataSet {
             write!(f, "{} ", self.kind)?;
+        }
+        if let Some(folder) = &self.folder {
+            write!(f, "{folder} of ")?;
         }
         write!(f, "{} at revision {}", self.id, self.revision)
     }

@@ -13,7 +13,7 @@ mod settings;
 use std::path::PathBuf;
 
 use cache::RepoCache;
-pub use cache::{files_of_snapshot, repo_of_snapshot};
+pub use cache::{files_of_snapshot, model_of_snapshot, repo_of_snapshot};
 pub use download::{CARD, Download, Received, Small, account, readable};
 pub use error::{Cause, HubError};
 pub use id::{Kind, Repo, is_id, is_model, may_be_id};
@@ -69,10 +69,14 @@ impl Hub {
         cached.snapshot(revision)
     }
 
-    /// The snapshot of a model in the cache, if it has this file.
+    /// The directory of a model in the cache, a snapshot or a folder of it, if it has this file.
     pub fn snapshot_with(&self, repo: &Repo, file: &str) -> Option<PathBuf> {
         let snapshot = self.snapshot(repo)?;
-        snapshot.join(file).is_file().then_some(snapshot)
+        let directory = match &repo.folder {
+            Some(folder) => snapshot.join(folder),
+            None => snapshot,
+        };
+        directory.join(file).is_file().then_some(directory)
     }
 
     /// Reads a model from this commit from now on, though its revision may not refer to it yet.

@@ -248,7 +248,7 @@ fn absent(id: &str) -> &'static str {
 
 /// How the snapshot of a run is downloaded again, if a path is one.
 fn restored(path: &str) -> Option<String> {
-    let repo = hub::repo_of_snapshot(Path::new(path))?;
+    let repo = hub::model_of_snapshot(Path::new(path))?;
     Some(format!("restore it with `{}`", repo.download_command(None)))
 }
 

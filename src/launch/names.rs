@@ -1,12 +1,13 @@
 //! The names of the hub in a recipe: the snapshots that they mean, and what a launch downloads for them.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use super::adapters::Folder;
 use super::model::{self, ResolvedModel};
 use crate::data::{self, BYTE, Held};
-use crate::hub::{Hub, Kind, Repo, Small, repo_of_snapshot};
+use crate::hub::{Hub, Kind, Repo, Small, model_of_snapshot, repo_of_snapshot};
 use crate::plan::memory::Shape;
 use crate::recipe::Spec;
 use crate::recipe::schema::spec::{Conversion, DataSource, Model};
@@ -51,9 +52,12 @@ impl Names {
         // The revision is that of the model, which may have the tokenizer too.
         let of_tokenizer =
             |name: &String| Repo::model(name, revision.filter(|_| model == Some(name)));
+        let folder = spec.model.subfolder.as_deref();
+        // A tokenizer that the recipe names has its own repository.
+        let beside_model = folder.filter(|_| spec.tokenizer.path.is_none());
         Names {
-            tokenizer: tokenizer.map(of_tokenizer),
-            model: model.map(|name| Repo::model(name, revision)),
+            tokenizer: tokenizer.map(|name| of_tokenizer(name).within(beside_model)),
+            model: model.map(|name| Repo::model(name, revision).within(folder)),
             data: spec
                 .data
                 .sources()
@@ -85,7 +89,9 @@ impl Names {
         if spec.tokenizer.path.is_some() || tokenizer != model {
             spec.tokenizer.path = tokenizer.and_then(text).or(spec.tokenizer.path);
         }
-        spec.model.path = model.and_then(text).or(spec.model.path);
+        if let Some(directory) = model.and_then(text) {
+            (spec.model.path, spec.model.subfolder) = (Some(directory), None);
+        }
         for (path, source) in spec.data.sources_mut() {
             let named = self.data.iter().find(|(named, _)| *named == path);
             let directory = named.and_then(|(_, repo)| data_directory(repo, source, &path, hub));
@@ -165,6 +171,20 @@ fn data_directory(repo: &Repo, source: &DataSource, path: &str, hub: &Hub) -> Op
     }
 }
 
+/// The recipe with a folder of a directory as the directory. Relative paths start at `base`.
+pub(super) fn located<'s>(spec: &'s Spec, base: &Path) -> Cow<'s, Spec> {
+    let (Some(path), Some(folder)) = (&spec.model.path, &spec.model.subfolder) else {
+        return Cow::Borrowed(spec);
+    };
+    if !base.join(path).is_dir() {
+        return Cow::Borrowed(spec);
+    }
+    let mut located = spec.clone();
+    located.model.path = Some(format!("{}/{folder}", path.trim_end_matches('/')));
+    located.model.subfolder = None;
+    Cow::Owned(located)
+}
+
 /// Whether a launch downloads a model's config.json if the cache lacks it: for its weights or for its shape.
 pub(super) fn downloads_config(model: &Model) -> bool {
     model::wants_weights(model) || needs_config(model)
@@ -178,25 +198,38 @@ fn needs_config(model: &Model) -> bool {
 /// A recipe with the snapshots with which its run began in place of names, so that a resume needs no network and does
 /// not follow a revision that has moved. A folder with an adapter is replaced by the model below it, as in the run.
 pub fn with_snapshots(spec: Spec, of_run: &Spec) -> Spec {
+    let spec = located(&spec, Path::new("")).into_owned();
     let mut spec = match Folder::of(&spec, Path::new("")) {
         Ok(Some(folder)) => folder.settled(&spec),
         _ => spec,
     };
-    let kept_of = |kind: Kind, name: Option<&String>, in_run: &Option<String>| {
-        let repo = repo_of_snapshot(Path::new(in_run.as_deref()?))?;
-        (repo.kind == kind && name == Some(&repo.id)).then(|| in_run.clone())?
+    let kept = |name: Option<&String>, folder: Option<&String>, in_run: &Option<String>| {
+        let repo = model_of_snapshot(Path::new(in_run.as_deref()?))?;
+        (name == Some(&repo.id) && folder == repo.folder.as_ref()).then(|| in_run.clone())?
     };
-    let kept = |name: Option<&String>, in_run: &Option<String>| kept_of(Kind::Model, name, in_run);
-    let named = spec.tokenizer.path.as_ref().or(spec.model.path.as_ref());
-    let tokenizer = kept(named, &of_run.tokenizer.path);
+    let folder = spec.model.subfolder.clone();
+    let (named, folder_of_tokenizer) = match &spec.tokenizer.path {
+        Some(name) => (Some(name), None),
+        None => (spec.model.path.as_ref(), folder.as_ref()),
+    };
+    let tokenizer = kept(named, folder_of_tokenizer, &of_run.tokenizer.path);
     spec.tokenizer.path = tokenizer.or(spec.tokenizer.path.take());
-    let model = kept(spec.model.path.as_ref(), &of_run.model.path);
-    spec.model.path = model.or(spec.model.path.take());
+    let model = kept(
+        spec.model.path.as_ref(),
+        folder.as_ref(),
+        &of_run.model.path,
+    );
+    if model.is_some() {
+        (spec.model.path, spec.model.subfolder) = (model, None);
+    }
     let of_run: BTreeMap<String, &DataSource> = of_run.data.sources().collect();
     for (path, source) in spec.data.sources_mut() {
-        let in_run = of_run.get(&path).map(|source| source.path.clone());
-        if let Some(snapshot) = kept_of(Kind::DataSet, Some(&source.path), &in_run) {
-            source.path = snapshot;
+        let Some(in_run) = of_run.get(&path) else {
+            continue;
+        };
+        let repo = repo_of_snapshot(Path::new(&in_run.path));
+        if repo.is_some_and(|repo| repo.kind == Kind::DataSet && repo.id == source.path) {
+            source.path.clone_from(&in_run.path);
         }
     }
     spec
@@ -234,6 +267,16 @@ mod tests {
         assert_eq!(repos(&named), [tiny.clone(), tiny.clone()]);
         named.tokenizer.path = on("acme/tiny");
         assert_eq!(repos(&named), [tiny.clone(), tiny.clone()]);
+        named.model.subfolder = on("a/b");
+        let within = on("a/b of acme/tiny at revision v2");
+        assert_eq!(repos(&named), [within.clone(), tiny.clone()]);
+        named.tokenizer.path = None;
+        assert_eq!(repos(&named), [within.clone(), within]);
+        (named.model.subfolder, named.tokenizer.path) = (None, on("acme/tiny"));
+        let mut local = spec("llama/", None);
+        assert_eq!(*located(&local, base.path()), local);
+        local.model.subfolder = on("a");
+        assert_eq!(*located(&local, base.path()), spec("llama/a", None));
         named.tokenizer.path = on("acme/words");
         assert_eq!(
             repos(&named),
@@ -260,6 +303,13 @@ mod tests {
             let recipe = spec("acme/tiny", Some(tokenizer));
             assert_eq!(with_snapshots(recipe, &run), run);
         }
+        // A folder of the repository.
+        let in_folder = spec(&format!("{}/a/b", snapshot("acme/tiny")), None);
+        let recipe = spec("acme/tiny", None);
+        assert_eq!(with_snapshots(recipe.clone(), &in_folder), recipe);
+        let mut recipe = recipe;
+        recipe.model.subfolder = Some("a/b".to_owned());
+        assert_eq!(with_snapshots(recipe, &in_folder), in_folder);
         let other = spec("acme/other", None);
         assert_eq!(with_snapshots(other.clone(), &run), other);
         let local = spec("/models/tiny", None);

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::adapters::{self, Folder};
 use super::model::{self, ResolvedModel};
-use super::names::{Missing, MissingData, Names, downloads_config};
+use super::names::{self, Missing, MissingData, Names, downloads_config};
 use crate::data::{self, PrepareRequest};
 use crate::hub::Hub;
 use crate::plan::rules::is_missing_input;
@@ -45,7 +45,8 @@ pub(super) fn survey_inputs(
         missing: Vec::new(),
         missing_data: Vec::new(),
     };
-    let folder = match Folder::of(&recipe.spec, base) {
+    let located = names::located(&recipe.spec, base);
+    let folder = match Folder::of(&located, base) {
         Ok(folder) => folder,
         Err(flaw) => {
             let flaws = vec![flaw];
@@ -53,8 +54,8 @@ pub(super) fn survey_inputs(
         }
     };
     let below = match &folder {
-        Some(folder) => Cow::Owned(folder.settled(&recipe.spec)),
-        None => Cow::Borrowed(&recipe.spec),
+        Some(folder) => Cow::Owned(folder.settled(&located)),
+        None => Cow::Borrowed(located.as_ref()),
     };
     let spec = below.as_ref();
     // An `accelerate launch` config has neither; an option group lacks one of them.
@@ -88,7 +89,7 @@ pub(super) fn survey_inputs(
         (missing, names.missing_data(spec, hub))
     };
     if let Some(shape) = model.shape.as_ref().filter(|_| !elsewhere) {
-        match adapters::trained(&recipe.spec, folder.as_ref(), shape) {
+        match adapters::trained(&located, folder.as_ref(), shape) {
             Ok(trained) => model.trained = trained,
             Err(flaw) => model.flaws.push(flaw),
         }

@@ -396,6 +396,34 @@ fn weights_in_another_format_are_refused_before_they_are_requested() {
 }
 
 #[test]
+fn a_folder_of_a_repository_is_a_model() {
+    let other = files()
+        .into_iter()
+        .map(|(name, bytes)| match name.as_str() {
+            WEIGHTS => (format!("a/b/{name}"), vec![3; 20]),
+            _ => (format!("a/b/{name}"), bytes),
+        });
+    let server = Server::of(model(files().into_iter().chain(other).collect()));
+    let user = User::of(&server);
+    let repo = Repo::model(ID, None).within(Some("a/b"));
+    user.download_of(&repo, &|| false).unwrap();
+    let hub = Hub::of(user.settings.clone());
+    let directory = hub.snapshot_with(&repo, WEIGHTS).unwrap();
+    assert!(directory.ends_with(format!("snapshots/{COMMIT}/a/b")));
+    let expected = ["config.json", WEIGHTS, "tokenizer.json"];
+    assert_eq!(names(&directory), expected);
+    assert_eq!(std::fs::read(directory.join(WEIGHTS)).unwrap(), [3; 20]);
+    assert_eq!(names(directory.parent().unwrap().parent().unwrap()), ["a"]);
+    assert_eq!(
+        repo.download_command(None),
+        format!("hf download {ID} --include 'a/b/*'")
+    );
+    let elsewhere = Repo::model(ID, None).within(Some("c"));
+    let refused = user.download_of(&elsewhere, &|| false).unwrap_err();
+    assert!(matches!(*refused.cause, Cause::NoWeights));
+}
+
+#[test]
 fn a_commit_needs_no_reference() {
     let server = Server::of(model(files()));
     let user = User::of(&server);

@@ -647,6 +647,8 @@ pub struct Model {
     pub path: Option<String>,
     /// The branch, tag or commit of a hub id; default: `main`.
     pub revision: Option<String>,
+    /// The folder of the hub's repository, or of the directory, that has the model and its tokenizer.
+    pub subfolder: Option<String>,
     /// Keys of Hugging Face's `config.json`; they override those of `path`.
     pub config: BTreeMap<String, serde_json::Value>,
     /// Source of the weights: `weights` reads `path`, `random` draws them, `auto` reads `path` if it is a

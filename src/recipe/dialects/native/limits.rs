@@ -271,7 +271,7 @@ mod tests {
             "batch": {"global": 8, "per_device_batch_size": 4, "accumulation": 2, "gpus": 1,
                       "elastic": {"version": "0.1"}},
             "parallel": {"data_replicate": 1, "data_shard": 1},
-            "model": {"revision": "v2", "path": "m", "attention": "sdpa", "config": {"hidden_size": 64}, "lora_rank": 8, "lora_alpha": 16},
+            "model": {"revision": "v2", "subfolder": "a/b", "path": "m", "attention": "sdpa", "config": {"hidden_size": 64}, "lora_rank": 8, "lora_alpha": 16},
             "tokenizer": {"path": "byte", "chat_template": "t"},
             "data": {"train": [source], "evaluation": [source], "held_out": 0.1, "answers_only": true, "completions_only": true, "extra_token": true, "max_prompt_length": 1, "rows": {"max_prompt_length": 1, "max_completion_length": 1}},
             "budget": {"samples": 1, "steps": 1, "epochs": 1.0},
