@@ -49,7 +49,9 @@ impl ModelConfig {
         }
         let layers = 0..self.num_hidden_layers;
         match self.family {
-            Family::Llama | Family::Gemma | Family::Gpt2 => {}
+            Family::Llama | Family::Gemma => {}
+            // llama.cpp reads it, as in the published configs.
+            Family::Gpt2 => config["n_ctx"] = json!(self.max_position_embeddings),
             Family::Mistral => config["sliding_window"] = json!(self.sliding_window),
             Family::StarCoder2 => {
                 config["sliding_window"] = json!(self.sliding_window);
