@@ -121,16 +121,17 @@ fn losses_and_rewards_over_preferences_are_those_of_trl() {
     }
 }
 
-/// Compares a number of every step with upstream's, relative to the largest.
+/// Compares a number of every step with upstream's, relative to the largest. The weights of the first step are the same.
 fn compare(what: &str, steps: &[Value], pointer: &str, theirs: &[f64]) {
     assert_eq!(steps.len(), theirs.len(), "{what}");
     let largest = theirs
         .iter()
         .fold(0.0f64, |most, value| most.max(value.abs()));
-    for (step, theirs) in steps.iter().zip(theirs) {
+    for (index, (step, theirs)) in steps.iter().zip(theirs).enumerate() {
+        let bound = if index == 0 { 1e-5 } else { 1e-4 };
         let ours = step.pointer(pointer).unwrap().as_f64().unwrap();
         let apart = (ours - theirs).abs() / largest.max(1e-6);
-        assert!(apart < 1e-4, "{what}: {ours}, upstream {theirs}: {step}");
+        assert!(apart < bound, "{what}: {ours}, upstream {theirs}: {step}");
     }
 }
 
