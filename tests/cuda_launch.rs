@@ -874,6 +874,11 @@ fn packed_documents_have_the_cpus_losses_on_gpus() {
     assert_close(&machine.losses("bf16"), &expected, 1e-2);
 }
 
+/// Norms are trained whole.
+const NORMS: &str = "evenkeel.model.lora_modules_to_save=[norm]";
+/// Weights in 4 bits with scales in 8 bits.
+const CODES: &str = "evenkeel.model.load_in_4bit=true evenkeel.model.use_bnb_nested_quant=true";
+
 /// Adapters with dropout over completions: on one GPU, on several, some of which have no micro-batch, over whole weights and
 /// over those in 4 bits; and a run that moves from a GPU to two and to the CPU.
 #[test]
@@ -885,7 +890,7 @@ fn adapters_have_the_cpus_losses_on_gpus() {
     let rows: Vec<Value> = (0..80).map(row).collect();
     of_rows(&machine, "sft", "", &rows);
     let devices = [("EMULATED_GPU_DEVICES", "3")];
-    for (name, base) in [("whole", ""), ("codes", "evenkeel.model.load_in_4bit=true")] {
+    for (name, base) in [("whole", NORMS), ("codes", CODES)] {
         let of = |run: &str| format!("{name}-{run}");
         let train = |run: &str, words: &str| {
             let words = format!("--out {} {words} {ADAPTERS} {base}", of(run));
@@ -1131,6 +1136,7 @@ fn a_gpu_needs_the_memory_that_the_plan_states() {
     let in_4_bits = "evenkeel.model.load_in_4bit=true";
     let adapters_of_queries = "evenkeel.model.adapters=true evenkeel.model.lora_rank=16 \
                                evenkeel.model.lora_target_modules=[q_proj,v_proj]";
+    let whole = "evenkeel.model.lora_modules_to_save=[embed_tokens,lm_head,norm]";
     let biases = "evenkeel.model.config.attention_bias=true evenkeel.model.config.mlp_bias=true";
     for (run, ranks, settings) in [
         ("f32", "1", vec![]),
@@ -1175,7 +1181,7 @@ fn a_gpu_needs_the_memory_that_the_plan_states() {
         (
             "adapters-untied",
             "1",
-            vec![bf16, untied, adapters_of_queries],
+            vec![bf16, untied, adapters_of_queries, whole],
         ),
         (
             "adapters-replicated",
@@ -1186,14 +1192,14 @@ fn a_gpu_needs_the_memory_that_the_plan_states() {
         (
             "adapters-sharded-f32",
             "2",
-            vec![FSDP, untied, ADAPTERS, norm_test],
+            vec![FSDP, untied, ADAPTERS, whole, norm_test],
         ),
         ("codes", "1", vec![bf16, ADAPTERS, in_4_bits]),
-        ("codes-f32", "1", vec![ADAPTERS, untied, in_4_bits]),
+        ("codes-f32", "1", vec![ADAPTERS, whole, untied, CODES]),
         (
             "codes-sharded",
             "2",
-            vec![bf16, FSDP, untied, ADAPTERS, in_4_bits],
+            vec![bf16, FSDP, untied, ADAPTERS, CODES],
         ),
     ] {
         let words = replacing(model, &settings);

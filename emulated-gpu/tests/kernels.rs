@@ -135,6 +135,11 @@ fn weights_are_those_of_their_codes() {
 }
 
 #[test]
+fn scales_are_those_of_their_codes() {
+    check(source!("nf4.cu"), kernels::dequantise_scales);
+}
+
+#[test]
 fn gradients_are_added_and_measured() {
     check(source!("squares.cu"), kernels::gradients);
 }

@@ -900,6 +900,41 @@ fn dequantise() -> Subject {
     }
 }
 
+fn dequantise_scales() -> Subject {
+    Subject {
+        source: source!("nf4.cu"),
+        real: Real::F32,
+        head_dim: None,
+        check: kernels::dequantise_scales,
+        mutations: vec![
+            mutation(
+                "the factor of the first group for all",
+                &[Check::Value],
+                "factors[i / 256]",
+                "factors[0]",
+            ),
+            mutation(
+                "the last factor as the offset",
+                &[Check::Value],
+                "(elements + 255) / 256",
+                "(elements - 1) / 256",
+            ),
+            mutation(
+                "a product that is not rounded",
+                &[Check::Value],
+                "__fadd_rn(__fmul_rn(numbers[codes[i]], factors[i / 256]), offset)",
+                "__fmaf_rn(numbers[codes[i]], factors[i / 256], offset)",
+            ),
+            mutation(
+                "the codes of the first threads only",
+                &[Check::Value],
+                "i += threads)\n        scales",
+                "i += elements)\n        scales",
+            ),
+        ],
+    }
+}
+
 fn gradients() -> Subject {
     Subject {
         source: source!("squares.cu"),
@@ -1483,6 +1518,7 @@ fn planted_mistakes_are_caught() {
         cast(),
         dropout(),
         dequantise(),
+        dequantise_scales(),
         gradients(),
         attention_f32(),
         attention_bf16(),

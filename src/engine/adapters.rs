@@ -6,9 +6,9 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-use super::{EngineError, Kind, Layout, Order, Role, Unit, not_frozen};
+use super::{EngineError, Kind, Layout, ModelConfig, Order, Role, Unit, initial, not_frozen};
 
-/// The name of the unit of all adapters.
+/// The name of the unit of all that is trained.
 pub const ADAPTER: &str = "adapter";
 
 /// The adapters of a model.
@@ -22,9 +22,15 @@ pub struct Adapters {
     pub dropout: f64,
     /// The linear layers that have one, by the last parts of their modules' names; empty: all of the blocks.
     pub modules: Vec<String>,
+    /// The modules that are trained whole beside them, by the ends of their names (PEFT's `modules_to_save`).
+    #[serde(default)]
+    pub saved: Vec<String>,
     /// The linear layers of the blocks below are in 4 bits.
     #[serde(default)]
     pub is_quantised: bool,
+    /// The scales of these are in 8 bits (double quantisation).
+    #[serde(default)]
+    pub is_nested: bool,
     /// What draws new ones.
     pub seed: u64,
 }
@@ -42,12 +48,40 @@ pub struct Adapter {
     pub columns: Range<usize>,
 }
 
+/// Adjacent parameters of a unit of the model that are trained whole. The frozen model has their present values, which walks
+/// read.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Saved {
+    /// The number of the model's unit.
+    pub unit: usize,
+    /// Within that unit.
+    pub range: Range<usize>,
+    /// Their first element within the unit of what is trained.
+    pub at: usize,
+}
+
+impl Saved {
+    /// Where a range of a unit of the model is trained; `None` if it is not.
+    pub fn place(&self, unit: usize, range: &Range<usize>) -> Option<Range<usize>> {
+        let has =
+            self.unit == unit && self.range.start <= range.start && range.end <= self.range.end;
+        let start = self.at + range.start.checked_sub(self.range.start)?;
+        has.then(|| start..start + range.len())
+    }
+
+    /// Where all of it is trained.
+    pub fn trained(&self) -> Range<usize> {
+        self.at..self.at + self.range.len()
+    }
+}
+
 /// The adapters of a model, and where they are.
 #[derive(Debug, Clone)]
 pub struct Adapted {
     pub settings: Adapters,
-    /// One unit with all adapters.
+    /// One unit with all adapters, and then the modules that are trained whole.
     pub trained: Layout,
+    pub(super) saved: Vec<Saved>,
     /// By unit of the model and role of the weights: A and B.
     places: Vec<(usize, Role, Range<usize>, Range<usize>)>,
 }
@@ -59,7 +93,7 @@ impl Adapted {
         let mut places = Vec::new();
         for (index, of) in model.units.iter().enumerate() {
             for parameter in of.parameters.iter().filter(|it| is_layer(it.role)) {
-                let module = parameter.name.trim_end_matches(".weight");
+                let module = parameter.module();
                 if !settings.has(module) {
                     continue;
                 }
@@ -81,10 +115,63 @@ impl Adapted {
                 places.push((index, parameter.role, a, b));
             }
         }
+        let mut saved: Vec<Saved> = Vec::new();
+        for (index, of) in model.units.iter().enumerate() {
+            for parameter in of
+                .parameters
+                .iter()
+                .filter(|it| settings.saves(it.module()))
+            {
+                let (range, at) = (parameter.range(), unit.len);
+                unit.whole(parameter, format!("base_model.model.{}", parameter.name));
+                match saved.last_mut() {
+                    Some(last) if (last.unit, last.range.end) == (index, range.start) => {
+                        last.range.end = range.end;
+                    }
+                    _ => saved.push(Saved {
+                        unit: index,
+                        range,
+                        at,
+                    }),
+                }
+            }
+        }
         Adapted {
             settings,
             trained: Layout { units: vec![unit] },
+            saved,
             places,
+        }
+    }
+
+    /// Where a range of a unit of the model is trained; `None` if it is frozen.
+    pub(super) fn place(&self, unit: usize, range: &Range<usize>) -> Option<Range<usize>> {
+        self.saved.iter().find_map(|saved| saved.place(unit, range))
+    }
+
+    /// Draws the elements of the trained unit from `offset` on. Modules that are trained whole begin as those of the model,
+    /// which has this seed; without one they are zero until the model is imported.
+    pub(super) fn draw(
+        &self,
+        (model, config): (&Layout, &ModelConfig),
+        seed: Option<u64>,
+        offset: usize,
+        out: &mut [f32],
+    ) {
+        let unit = &self.trained.units[0];
+        initial::fill(unit, config, self.settings.seed, offset, out);
+        for saved in &self.saved {
+            let all = saved.trained();
+            let (from, to) = (all.start.max(offset), all.end.min(offset + out.len()));
+            if from >= to {
+                continue;
+            }
+            let part = &mut out[from - offset..to - offset];
+            part.fill(0.0);
+            if let Some(seed) = seed {
+                let start = saved.range.start + from - all.start;
+                initial::fill(&model.units[saved.unit], config, seed, start, part);
+            }
         }
     }
 
@@ -142,8 +229,15 @@ impl Adapters {
         (self.alpha / divisor) as f32
     }
 
+    /// Whether a module is trained whole: PEFT compares the ends of names.
+    pub fn saves(&self, module: &str) -> bool {
+        self.saved
+            .iter()
+            .any(|name| module.ends_with(name.as_str()))
+    }
+
     /// Whether a module has one: PEFT compares whole parts of names.
-    fn has(&self, module: &str) -> bool {
+    pub fn has(&self, module: &str) -> bool {
         let is_named = |name: &String| {
             module == name
                 || module
@@ -162,7 +256,7 @@ impl Adapters {
                 modules: vec![(*name).clone()],
                 ..self.clone()
             };
-            !layers().any(|it| one.has(it.name.trim_end_matches(".weight")))
+            !layers().any(|it| one.has(it.module()))
         });
         names.map(String::as_str).collect()
     }
@@ -176,7 +270,7 @@ impl Unit {
 }
 
 /// Whether these are the weights of a linear layer within a block.
-pub(super) fn is_layer(role: Role) -> bool {
+pub fn is_layer(role: Role) -> bool {
     let is_table = matches!(role, Role::Embedding | Role::Positions | Role::Head);
     role.kind() == Kind::Matrix && !is_table
 }

@@ -262,6 +262,14 @@ impl Unit {
         }
     }
 
+    /// Another unit's parameter, under this name.
+    pub(super) fn whole(&mut self, parameter: &Parameter, name: String) {
+        let Parameter {
+            role, shape, order, ..
+        } = parameter;
+        self.push(*role, name, shape.clone(), *order);
+    }
+
     fn push(&mut self, role: Role, name: String, shape: Vec<usize>, order: Order) {
         let parameter = Parameter {
             name,
@@ -312,6 +320,11 @@ impl Unit {
                 transpose(&mut values[parameter.range()], shape(of_engine), block);
             }
         }
+    }
+
+    /// Whether tokens are looked up in it. A trained embedding beside adapters is copied to the frozen model for that.
+    pub(super) fn is_looked_up(&self) -> bool {
+        self.has(Role::Embedding) && !self.has(Role::AdapterA)
     }
 
     pub(super) fn has(&self, role: Role) -> bool {
@@ -380,6 +393,12 @@ impl Unit {
 impl Parameter {
     pub fn len(&self) -> usize {
         self.shape.iter().product()
+    }
+
+    /// The name of the module that has it.
+    pub fn module(&self) -> &str {
+        let name = &self.name;
+        name.rsplit_once('.').map_or(name, |(module, _)| module)
     }
 
     /// Row length of a matrix in the engine's order.

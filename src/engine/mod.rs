@@ -14,7 +14,7 @@ pub mod cuda;
 mod dropout;
 pub mod initial;
 mod layout;
-mod nf4;
+pub mod nf4;
 mod noise;
 mod sequence;
 mod step;
@@ -22,7 +22,7 @@ mod step;
 mod testing;
 mod walk;
 
-pub use adapters::{ADAPTER, Adapted, Adapter, Adapters};
+pub use adapters::{ADAPTER, Adapted, Adapter, Adapters, is_layer};
 use capacity::Capacity;
 pub use config::{Activation, Cause, ConfigError, Family, ModelConfig, NormKind, RopeScaling};
 pub use cpu_kernels::adamw::AdamW;

@@ -3,7 +3,7 @@
 use rayon::prelude::*;
 
 /// Weights of a scale.
-const BLOCK: usize = 64;
+pub const BLOCK: usize = 64;
 /// Blocks that one thread takes at a time.
 const CHUNK: usize = 256;
 
@@ -58,6 +58,98 @@ pub fn quantise(weights: &[f32], codes: &mut [u8], scales: &mut [f32]) {
             }
         }
     });
+}
+
+/// Scales of a group, which have one factor in 8 bits.
+pub const GROUP: usize = 256;
+
+/// Factors of the groups of this many scales.
+pub fn groups(scales: usize) -> usize {
+    scales.div_ceil(GROUP)
+}
+
+/// The numbers of codes in 8 bits (`create_dynamic_map` of bitsandbytes): for each of seven powers of 10, the means of
+/// twice as many equal parts of 0.1 to 1 as for the power below, of both signs, and 0 and 1.
+pub fn numbers() -> [f32; 256] {
+    const DECADES: i32 = 7;
+    let (least, mut numbers) = (0.1f32, [0.0; 256]);
+    let mut at = 0;
+    for decade in 0..DECADES {
+        let parts = 1u32 << decade;
+        let step = f64::from((1.0 - least) / parts as f32);
+        // As `torch.linspace`, from both ends.
+        let boundary = |i: u32| match i < parts.div_ceil(2) {
+            true => (f64::from(least) + step * f64::from(i)) as f32,
+            false => (1.0 - step * f64::from(parts - i)) as f32,
+        };
+        let power = 10f64.powi(decade + 1 - DECADES) as f32;
+        for part in 0..parts {
+            let mean = power * ((boundary(part) + boundary(part + 1)) / 2.0);
+            (numbers[at], numbers[at + 1]) = (mean, -mean);
+            at += 2;
+        }
+    }
+    numbers[at + 1] = 1.0;
+    numbers.sort_by(f32::total_cmp);
+    numbers
+}
+
+/// The codes of `scales` in 8 bits, and the factors of their groups (double quantisation, QLoRA section 3). Returns the mean
+/// of the scales, which the codes are around.
+///
+/// bitsandbytes adds up in f32, in an order that depends on threads and the processor; here the mean is rounded once.
+pub fn quantise_scales(scales: &[f32], codes: &mut [u8], factors: &mut [f32]) -> f32 {
+    let sum: f64 = scales.iter().map(|&scale| f64::from(scale)).sum();
+    let offset = (sum / scales.len().max(1) as f64) as f32;
+    let numbers = numbers();
+    let middles: Vec<f32> = numbers
+        .windows(2)
+        .map(|pair| 0.5 * (pair[0] + pair[1]))
+        .collect();
+    let groups = scales
+        .par_chunks(GROUP)
+        .zip(codes.par_chunks_mut(GROUP))
+        .zip(factors);
+    groups.for_each(|((scales, codes), factor)| {
+        let centred = scales.iter().map(|scale| scale - offset);
+        *factor = centred
+            .clone()
+            .fold(0.0f32, |most, scale| most.max(scale.abs()));
+        let inverse = 1.0 / *factor;
+        for (code, scale) in codes.iter_mut().zip(centred) {
+            *code = match *factor == 0.0 {
+                true => 0,
+                false => code_of_scale(scale * inverse, &middles),
+            };
+        }
+    });
+    offset
+}
+
+/// The code next to the centre of the one of 65 536 parts of −1 to 1 that has the number, as bitsandbytes looks it up.
+fn code_of_scale(number: f32, middles: &[f32]) -> u8 {
+    const LAST: f32 = 65535.0;
+    let half = (number.clamp(-1.0, 1.0) + 1.0) * 0.5;
+    // One rounding, which this product of f32 leaves to the sum.
+    let part = (f64::from(half) * f64::from(LAST) + 0.5) as f32;
+    let centre = -1.0 + 2.0 * part.floor() / LAST;
+    middles.partition_point(|&middle| middle < centre) as u8
+}
+
+/// The scales of codes, factors and their mean; `numbers` are [`numbers`].
+pub fn dequantise_scales(
+    out: &mut [f32],
+    codes: &[u8],
+    factors: &[f32],
+    offset: f32,
+    numbers: &[f32; 256],
+) {
+    let groups = out.chunks_mut(GROUP).zip(codes.chunks(GROUP)).zip(factors);
+    for ((out, codes), factor) in groups {
+        for (out, code) in out.iter_mut().zip(codes) {
+            *out = numbers[usize::from(*code)] * factor + offset;
+        }
+    }
 }
 
 /// The code next to a number; in the middle between two the lower one.
@@ -120,6 +212,41 @@ mod tests {
         214, 17, 126, 232, 16, 77, 251, 32, 44, 254, 64, 25, 255, 112, 6,
     ];
     const SCALES: [f32; 2] = [2.439_447_6, 2.424_404_9];
+    const OFFSET: f32 = 0.997_682_3;
+    const FACTORS: [f32; 3] = [1.002_317_7, 0.990_599, 1.002_317_7];
+    const FIRST: [u8; 24] = [
+        0, 10, 21, 31, 41, 51, 62, 161, 195, 205, 215, 226, 236, 246, 2, 12, 22, 33, 43, 53, 63,
+        170, 197, 207,
+    ];
+    /// Hashes of all codes, and of what they are dequantised to.
+    const CODES: u64 = 0xeb31_d628_0178_8620;
+    const DEQUANTISED: u64 = 0xa7d6_b307_60d5_eb16;
+
+    /// What bitsandbytes 0.50.2 makes of the scales `(i * 37 % 512 + 1) / 256` of 600 blocks, whose sum is exact
+    /// (`quantize_4bit` with `compress_statistics`, in f32 on the CPU).
+    #[test]
+    fn scales_in_8_bits_are_those_of_bitsandbytes() {
+        let scales: Vec<f32> = (0..600)
+            .map(|i| (i * 37 % 512 + 1) as f32 / 256.0)
+            .collect();
+        let (mut codes, mut factors) = (vec![0; scales.len()], vec![0.0; groups(scales.len())]);
+        let offset = quantise_scales(&scales, &mut codes, &mut factors);
+        assert_eq!(offset, OFFSET);
+        assert_eq!(factors, FACTORS);
+        assert_eq!(codes[..24], FIRST);
+        assert_eq!(xxhash_rust::xxh3::xxh3_64(&codes), CODES);
+        let (mut out, numbers) = (vec![0.0; scales.len()], numbers());
+        dequantise_scales(&mut out, &codes, &factors, offset, &numbers);
+        for ((scale, out), code) in scales.iter().zip(&out).zip(&codes) {
+            // The widest gap between two numbers is 0.0141, half of which is the most.
+            assert!((scale - out).abs() < 0.0075, "{code}: {scale} {out}");
+        }
+        let bytes: Vec<u8> = out.iter().flat_map(|scale| scale.to_le_bytes()).collect();
+        assert_eq!(xxhash_rust::xxh3::xxh3_64(&bytes), DEQUANTISED);
+        // Scales that are all the same.
+        let offset = quantise_scales(&[0.5; 3], &mut codes[..3], &mut factors[..1]);
+        assert_eq!((offset, factors[0], &codes[..3]), (0.5, 0.0, &[0; 3][..]));
+    }
 
     #[test]
     fn zeros_and_middles_have_the_lower_code() {

@@ -130,7 +130,7 @@ pub trait Backend {
     /// From the tokens to the first `Residual`.
     fn embed(&mut self) -> Result<(), Self::Error>;
 
-    /// From `DResidual` to the gradient of the embeddings, of tokens and of positions.
+    /// From `DResidual` to the gradient of the embeddings, of tokens and of positions, unless they are frozen.
     fn embed_backward(&mut self) -> Result<(), Self::Error>;
 
     /// From the last `Residual` to the loss; with `gradient` also to `DResidual`, published, and the gradient of the weights,
@@ -235,10 +235,7 @@ impl Walk<'_> {
                 backend.complete(unit)?;
             }
         }
-        if is_frozen {
-            return backend.complete(0);
-        }
-        if !tied {
+        if !is_frozen && !tied {
             backend.open(0)?;
         }
         backend.embed_backward()?;

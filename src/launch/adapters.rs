@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::engine::{Adapted, Adapters, Family, ModelConfig, layout};
+use crate::engine::{Adapted, Adapters, Family, ModelConfig, layout, nf4};
 use crate::plan::Flaw;
 use crate::recipe::Spec;
 use crate::telemetry::human::grouped;
@@ -70,6 +70,7 @@ pub(super) fn trained(
     if let Some(folder) = folder {
         let settings = folder.chain.settings(spec.seed).map_err(of_folder)?;
         for ((directory, _), settings) in folder.chain.folders.iter().zip(settings) {
+            adapter::check_saved(&settings, shape).map_err(of_folder)?;
             let adapted = Adapted::new(&layout(shape), settings.clone());
             let weights = Weights::open_adapter(directory);
             weights
@@ -87,10 +88,14 @@ pub(super) fn trained(
         false => (last, merged.pop()),
     };
     let is_quantised = model.load_in_4bit;
-    if is_quantised && shape.family == Family::GptNeoX {
-        return Err(refused(
-            "the built-in trainer has no GPT-NeoX in 4 bits".to_owned(),
-        ));
+    let is_nested = is_quantised && model.use_bnb_nested_quant;
+    let of_head = shape.head_dim * shape.hidden_size;
+    let together = nf4_weights(is_nested);
+    if is_quantised && shape.family == Family::GptNeoX && !of_head.is_multiple_of(together) {
+        return Err(refused(format!(
+            "GPT-NeoX's files have the queries, keys and values of a head together, and the {of_head} weights of each are no \
+             multiple of the {together} that 4 bits have a number for"
+        )));
     }
     if is_quantised && adapters.is_none() {
         return Err(refused(
@@ -99,8 +104,12 @@ pub(super) fn trained(
     }
     let adapters = adapters.map(|adapters| Adapters {
         is_quantised,
+        is_nested,
         ..adapters
     });
+    if let Some(adapters) = &adapters {
+        adapter::check_saved(adapters, shape).map_err(refused)?;
+    }
     let named = || folder.map_or(model.path.clone(), |it| it.chain.model().map(str::to_owned));
     let lowest = merged.last().map(|it| it.display().to_string());
     Ok(Trained {
@@ -109,6 +118,15 @@ pub(super) fn trained(
         merged,
         start,
     })
+}
+
+/// Adjacent weights, in the order of files, that quantisation reads together: the block of a scale, or those of a group of
+/// scales.
+fn nf4_weights(is_nested: bool) -> usize {
+    match is_nested {
+        false => nf4::BLOCK,
+        true => nf4::BLOCK * nf4::GROUP,
+    }
 }
 
 /// A folder of adapters that cannot be used.
@@ -131,15 +149,19 @@ pub(super) fn described(adapters: &Adapters, shape: &ModelConfig) -> String {
         [] => "every linear layer".to_owned(),
         names => names.join(", "),
     };
+    let whole = match adapters.saved.join(", ") {
+        names if names.is_empty() => names,
+        names => format!(", and {names} whole,"),
+    };
     format!(
-        "adapters of rank {} on {layers} are trained: {} parameters over {} that are frozen{}",
+        "adapters of rank {} on {layers}{whole} are trained: {} parameters over {} that are frozen{}",
         adapters.rank,
         grouped(trained),
         grouped(all),
-        if adapters.is_quantised {
-            ", in 4 bits"
-        } else {
-            ""
+        match (adapters.is_quantised, adapters.is_nested) {
+            (false, _) => "",
+            (true, false) => ", in 4 bits",
+            (true, true) => ", in 4 bits with scales in 8 bits",
         }
     )
 }
@@ -167,11 +189,19 @@ mod tests {
     #[test]
     fn layers_that_no_block_has_and_kinds_that_are_not_computed_are_named() {
         let config = |model_type: &str| {
-            let sizes = json!({
+            let mut sizes = json!({
                 "model_type": model_type, "hidden_size": 16, "intermediate_size": 24,
                 "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 20,
                 "max_position_embeddings": 32,
             });
+            if model_type == "gpt_neox" {
+                sizes["hidden_size"] = json!(20);
+            }
+            if model_type == "gpt2" {
+                for dropout in ["resid_pdrop", "embd_pdrop", "attn_pdrop"] {
+                    sizes[dropout] = json!(0);
+                }
+            }
             ModelConfig::from_json(&sizes).unwrap()
         };
         let refusal = |family: &str, modules: &[&str], quantised: bool| {
@@ -181,10 +211,30 @@ mod tests {
             spec.model.lora_target_modules = modules.iter().map(|&name| name.to_owned()).collect();
             trained(&spec, None, &config(family)).unwrap_err().message
         };
+        let saving = |family: &str, whole: &[&str], quantised: bool| {
+            let mut spec = Spec::default();
+            spec.model.adapters = true;
+            spec.model.load_in_4bit = quantised;
+            let targets = match family {
+                "llama" => vec!["q_proj", "v_proj"],
+                "gpt2" => vec!["c_attn"],
+                _ => vec!["query_key_value"],
+            };
+            spec.model.lora_target_modules = targets.into_iter().map(str::to_owned).collect();
+            spec.model.lora_modules_to_save = whole.iter().map(|&name| name.to_owned()).collect();
+            trained(&spec, None, &config(family)).unwrap_err().message
+        };
         let messages = [
             refusal("llama", &["q_proj", "lm_head", "proj"], false),
             refusal("starcoder2", &[], false),
             refusal("gpt_neox", &["all-linear"], true),
+            saving("llama", &["lm_head", "mlp"], false),
+            saving("llama", &["embed_tokens", "layernorm", "o_proj"], true),
+            saving("llama", &["norm", "v_proj"], false),
+            saving("llama", &["up_proj"], false),
+            saving("gpt2", &["lm_head"], false),
+            saving("gpt2", &["ln_f", "wte"], false),
+            saving("gpt_neox", &["embed_out"], false),
         ];
         insta::assert_snapshot!(messages.join("\n"));
         let mut spec = Spec::default();

@@ -6,7 +6,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use crate::checkpoint::ADAPTER_CONFIG;
-use crate::engine::{Adapters, Family, ModelConfig, layout};
+use crate::engine::{Adapters, Family, ModelConfig, Parameter, Role, is_layer, layout};
 use crate::recipe::schema::spec::Model;
 use crate::util::durable::{FileError, parse_json};
 use crate::util::input::{self, CONFIG_BYTES};
@@ -16,7 +16,7 @@ const ALL: &str = "all-linear";
 
 /// Keys of `LoraConfig` that make adapters which are not computed here, unless they are empty or false (PEFT 0.21,
 /// `tuners/lora/config.py`).
-const OTHER_METHODS: [&str; 15] = [
+const OTHER_METHODS: [&str; 14] = [
     "alora_invocation_tokens",
     "alpha_pattern",
     "arrow_config",
@@ -24,7 +24,6 @@ const OTHER_METHODS: [&str; 15] = [
     "layer_replication",
     "layers_to_transform",
     "lora_bias",
-    "modules_to_save",
     "rank_pattern",
     "target_parameters",
     "trainable_token_indices",
@@ -33,6 +32,8 @@ const OTHER_METHODS: [&str; 15] = [
     "use_qalora",
     "velora_config",
 ];
+/// Modules of heads, of all families.
+const HEADS: [&str; 2] = ["lm_head", "embed_out"];
 /// Most adapters that lie one above the other.
 const MOST: usize = 8;
 
@@ -48,6 +49,7 @@ pub struct AdapterConfig {
     lora_dropout: f64,
     use_rslora: bool,
     target_modules: Value,
+    modules_to_save: Option<Vec<String>>,
     bias: String,
     task_type: Option<String>,
     /// Of the model below, on the hub.
@@ -67,6 +69,7 @@ impl Default for AdapterConfig {
             lora_dropout: 0.0,
             use_rslora: false,
             target_modules: Value::Null,
+            modules_to_save: None,
             bias: "none".to_owned(),
             task_type: None,
             revision: None,
@@ -145,7 +148,9 @@ impl AdapterConfig {
             rank_stabilized: self.use_rslora,
             dropout: self.lora_dropout,
             modules: modules.unwrap_or_default(),
+            saved: self.modules_to_save.clone().unwrap_or_default(),
             is_quantised: false,
+            is_nested: false,
             seed,
         })
     }
@@ -222,7 +227,9 @@ pub fn of_recipe(model: &Model, config: &ModelConfig, seed: u64) -> Result<Adapt
         rank_stabilized: model.use_rslora,
         dropout: model.lora_dropout,
         modules,
+        saved: model.lora_modules_to_save.clone(),
         is_quantised: false,
+        is_nested: false,
         seed,
     };
     match adapters.unknown(&layout(config)).as_slice() {
@@ -233,6 +240,75 @@ pub fn of_recipe(model: &Model, config: &ModelConfig, seed: u64) -> Result<Adapt
             names.join(", ")
         )),
     }
+}
+
+/// Roles whose parameters kernels read as one matrix, or as one vector: all of them are trained, or none.
+const TOGETHER: [&[Role]; 3] = [
+    &[Role::Query, Role::Key, Role::Value],
+    &[Role::QueryNorm, Role::KeyNorm],
+    &[Role::Gate, Role::Up],
+];
+
+/// Refuses modules that cannot be trained whole in a model of this shape. An error is for people.
+pub fn check_saved(adapters: &Adapters, config: &ModelConfig) -> Result<(), String> {
+    let layout = layout(config);
+    let all = || layout.units.iter().flat_map(|unit| &unit.parameters);
+    let (key, family) = ("modules_to_save", config.family.model_type());
+    for name in &adapters.saved {
+        let one = Adapters {
+            saved: vec![name.clone()],
+            ..adapters.clone()
+        };
+        let is_head =
+            config.tie_word_embeddings && HEADS.iter().any(|head| head.ends_with(name.as_str()));
+        if !is_head && !all().any(|it| one.saves(it.module())) {
+            return Err(format!(
+                "{family} has no module with weights whose name ends with `{name}` ({key})"
+            ));
+        }
+        let is_tied = |it: &Parameter| it.role == Role::Embedding && one.saves(it.module());
+        if is_head || config.tie_word_embeddings && all().any(is_tied) {
+            return Err(format!(
+                "the embedding and the head are one tensor (`tie_word_embeddings`), and PEFT would part them to train \
+                 `{name}` ({key})"
+            ));
+        }
+    }
+    for parameter in all().filter(|it| adapters.saves(it.module())) {
+        let (module, role) = (parameter.module(), parameter.role);
+        if config.family == Family::GptNeoX && role == Role::Head {
+            return Err(format!(
+                "the head of {family} is `{module}` in files and before transformers 5, and has another name in PEFT since \
+                 ({key})"
+            ));
+        }
+        let is_layer = is_layer(role);
+        if is_layer && adapters.has(module) {
+            return Err(format!(
+                "`{module}` has an adapter and is trained whole; name it in target_modules or in {key}"
+            ));
+        }
+        if is_layer && adapters.is_quantised {
+            return Err(format!(
+                "`{module}` is in 4 bits, and cannot be trained whole ({key})"
+            ));
+        }
+    }
+    for unit in &layout.units {
+        for roles in TOGETHER {
+            let (whole, frozen): (Vec<&Parameter>, Vec<&Parameter>) = (unit.parameters.iter())
+                .filter(|it| roles.contains(&it.role))
+                .partition(|it| adapters.saves(it.module()));
+            if let ([whole, ..], [frozen, ..]) = (&whole[..], &frozen[..]) {
+                return Err(format!(
+                    "`{}` and `{}` are computed together; name both in {key}, or neither",
+                    whole.module(),
+                    frozen.module()
+                ));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// PEFT 0.21 `utils/constants.py`, `TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING`.
@@ -254,6 +330,7 @@ pub fn to_json(adapters: &Adapters, model: &ModelConfig, base: Option<&str>) -> 
         [] => json!(ALL),
         names => json!(names),
     };
+    let saved = (!adapters.saved.is_empty()).then_some(&adapters.saved);
     json!({
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -265,7 +342,7 @@ pub fn to_json(adapters: &Adapters, model: &ModelConfig, base: Option<&str>) -> 
         "target_modules": modules,
         "bias": "none",
         "fan_in_fan_out": model.family == Family::Gpt2,
-        "modules_to_save": null,
+        "modules_to_save": saved,
         "inference_mode": true,
     })
 }

@@ -11,7 +11,9 @@ use safetensors::tensor::{Dtype, TensorInfo};
 use super::adapter::AdapterConfig;
 use crate::checkpoint::tensor_file::{TensorFile, TensorFileError, readable};
 use crate::checkpoint::{self, ADAPTER_MODEL, Checkpoint, CheckpointError, Checksum, FileEntry};
-use crate::engine::{Adapters, Engine, EngineError, Layout, Order, Parameter, Unit, UnitState};
+use crate::engine::{
+    Adapters, Engine, EngineError, Layout, Order, Parameter, Unit, UnitState, is_layer,
+};
 use crate::util::durable::FileError;
 use crate::util::format::shortened;
 use crate::util::input;
@@ -362,10 +364,19 @@ impl Merged {
         Ok(Merged { weights, settings })
     }
 
-    /// W += scale · B · A, in the order of files.
+    /// W += scale · B · A, in the order of files. Modules that were trained whole take the place of W.
     fn add_to(&self, unit: &Unit, parameters: &mut [f32]) -> Result<(), WeightsError> {
         for parameter in &unit.parameters {
-            let module = parameter.name.trim_end_matches(".weight");
+            let module = parameter.module();
+            if self.settings.saves(module) {
+                let name = format!("base_model.model.{}", parameter.name);
+                self.weights
+                    .read(&name, &mut parameters[parameter.range()])?;
+                continue;
+            }
+            if !is_layer(parameter.role) {
+                continue;
+            }
             let [a, b] = ["lora_A", "lora_B"]
                 .map(|matrix| format!("base_model.model.{module}.{matrix}.weight"));
             let Some((_, _, info)) = self.weights.find(&a) else {

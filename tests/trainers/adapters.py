@@ -1,7 +1,7 @@
 """Adapters of tiny models by PEFT, and what TRL makes of them.
 
     adapters.py train FOLDER STEPS   writes the models FOLDER/NAME, adapters of them FOLDER/NAME-adapter whose matrices are
-                                     both random, recipes FOLDER/NAME-sft.yaml and, for some, FOLDER/NAME-dpo.yaml, trains
+                                     both random, and whose modules that are trained whole are not the model's, recipes FOLDER/NAME-sft.yaml and, for some, FOLDER/NAME-dpo.yaml, trains
                                      each by TRL, and prints the losses by recipe as one line of JSON
     adapters.py compare FOLDER PATH  loads each FOLDER/RECIPE-run/PATH in PEFT, and prints by recipe the largest difference of
                                      its logits from those of TRL's adapter, relative to the largest logit
@@ -22,15 +22,19 @@ from sft_losses import quantise, train
 from tiny_model import make_data, make_tokenizer
 from transformers import AutoModelForCausalLM
 
-# The layers of the adapters, and other settings.
+# The layers of the adapters, the modules that are trained whole, and other settings.
 ADAPTERS = dict(
-    llama=dict(target_modules="all-linear", r=5, lora_alpha=7),
-    qwen3=dict(target_modules=["q_proj", "v_proj", "down_proj"], r=4, lora_alpha=8, use_rslora=True),
-    gpt_neox=dict(target_modules=["query_key_value", "dense"], r=3, lora_alpha=3),
-    gpt2=dict(target_modules=["c_attn", "c_fc"], r=3, lora_alpha=6, fan_in_fan_out=True),
+    llama=dict(target_modules="all-linear", r=5, lora_alpha=7, modules_to_save=["norm"]),
+    qwen3=dict(target_modules=["q_proj", "v_proj", "down_proj"], r=4, lora_alpha=8, use_rslora=True,
+               modules_to_save=["embed_tokens", "lm_head", "norm", "o_proj"]),
+    gpt_neox=dict(target_modules=["query_key_value", "dense"], r=3, lora_alpha=3,
+                  modules_to_save=["final_layer_norm"]),
+    gpt2=dict(target_modules=["c_attn", "c_fc"], r=3, lora_alpha=6, fan_in_fan_out=True, modules_to_save=["wpe"]),
 )
-# Whose weights are also in 4 bits.
-IN_4_BITS = ["llama"]
+# Whose weights are also in 4 bits, and whether their scales are in 8 bits.
+IN_4_BITS = dict(llama=True, gpt_neox=False)
+# The queries of a head are whole blocks of 64 weights in 4 bits.
+SIZES = dict(gpt_neox=dict(hidden_size=32, num_attention_heads=4))
 PREFERENCES = dict(per_device_train_batch_size=4, learning_rate=1e-3, lr_scheduler_type="constant", bf16=False,
                    train_sampling_strategy="sequential", weight_decay=0.01, dataset_name="preferences", max_length=64)
 # Whose preferences are trained too.
@@ -46,22 +50,25 @@ def make_adapter(folder, name):
         for parameter_name, parameter in model.named_parameters():
             if "lora_" in parameter_name:
                 parameter.mul_(0.3)
+            if "modules_to_save" in parameter_name:
+                parameter.mul_(1.1)
     model.save_pretrained(folder / f"{name}-adapter")
 
 
 def recipes():
     for name in ADAPTERS:
-        yield f"{name}-sft", name, RECIPE | dict(learning_rate=1e-2), train
+        yield f"{name}-sft", name, RECIPE | dict(learning_rate=3e-3), train
         if name in IN_4_BITS:
-            yield f"{name}-nf4-sft", name, RECIPE | dict(learning_rate=1e-2, load_in_4bit=True), train
+            in_4_bits = dict(load_in_4bit=True, use_bnb_nested_quant=IN_4_BITS[name])
+            yield f"{name}-nf4-sft", name, RECIPE | dict(learning_rate=3e-3) | in_4_bits, train
         if name in WITH_PREFERENCES:
             yield f"{name}-dpo", name, PREFERENCES, train_preferences
 
 
-def logits(name, path, in_4_bits):
+def logits(name, path, settings):
     base = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
-    if in_4_bits:
-        quantise(base)
+    if settings.get("load_in_4bit"):
+        quantise(base, settings["use_bnb_nested_quant"])
     tokens = torch.arange(3 * 40).reshape(3, 40) % base.config.vocab_size
     model = PeftModel.from_pretrained(base, path)
     with torch.no_grad():
@@ -84,7 +91,7 @@ def main():
         make_data(folder)
         tokenizer = make_tokenizer()
         for name in ADAPTERS:
-            make(folder, name, FAMILIES[name], tokenizer)
+            make(folder, name, FAMILIES[name] | SIZES.get(name, {}), tokenizer)
             make_adapter(folder, name)
     for recipe, name, settings, trains in recipes():
         theirs = folder / f"{recipe}-trl"
@@ -99,9 +106,8 @@ def main():
             if ours.exists():
                 found[recipe] = merged(name, folder / f"{recipe}-run" / sys.argv[3], ours)
         else:
-            in_4_bits = settings.get("load_in_4bit", False)
-            expected, written = logits(name, theirs, in_4_bits), folder / f"{recipe}-run" / sys.argv[3]
-            found[recipe] = ((logits(name, written, in_4_bits) - expected).abs().max() / expected.abs().max()).item()
+            expected, written = logits(name, theirs, settings), folder / f"{recipe}-run" / sys.argv[3]
+            found[recipe] = ((logits(name, written, settings) - expected).abs().max() / expected.abs().max()).item()
     print(json.dumps(found))
 
 

@@ -18,7 +18,7 @@ class FirstGradients(TrainerCallback):
         found = {}
         for name, parameter in model.named_parameters():
             if parameter in moments:
-                # `default` is the name of PEFT's adapter in memory.
-                name = name.replace(".default.", ".")
+                # `default` is the name of PEFT's adapter in memory, `modules_to_save` that of a module that is trained whole.
+                name = name.replace(".modules_to_save.default.", ".").replace(".default.", ".")
                 found[f"exp_avg.{name}"] = moments[parameter]["exp_avg"].to(torch.float32).contiguous().clone()
         save_file(found, self.path)

@@ -17,19 +17,19 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import SFTConfig, SFTTrainer
 
 
-def quantise(model):
-    """Gives the linear layers but the head the weights that bitsandbytes makes of its NF4 codes. TRL would train adapters
-    over Linear4bit in bf16."""
+def quantise(model, is_nested):
+    """Gives the linear layers but the head the weights that bitsandbytes makes of its NF4 codes, with scales in 8 bits if
+    nested. TRL would train adapters over Linear4bit in bf16."""
     import bitsandbytes.functional as four_bits
     import torch
 
     for name, layer in model.named_modules():
-        if isinstance(layer, torch.nn.Linear) and name != "lm_head":
-            codes, state = four_bits.quantize_4bit(layer.weight.data, blocksize=64, quant_type="nf4")
+        if isinstance(layer, torch.nn.Linear) and layer is not model.get_output_embeddings():
+            codes, state = four_bits.quantize_4bit(layer.weight.data, compress_statistics=is_nested, quant_type="nf4")
             layer.weight.data = four_bits.dequantize_4bit(codes, state)
 
 
-def model_of(path, in_4_bits=False):
+def model_of(path, in_4_bits=False, is_nested=False):
     """The model of a folder, or its adapter over a model, to be trained on, and the tokenizer of the model."""
     below = path
     is_adapter = (Path(path) / "adapter_config.json").exists()
@@ -39,7 +39,7 @@ def model_of(path, in_4_bits=False):
         below = PeftConfig.from_pretrained(path).base_model_name_or_path
     model = AutoModelForCausalLM.from_pretrained(below, dtype="float32")
     if in_4_bits:
-        quantise(model)
+        quantise(model, is_nested)
     if is_adapter:
         model = PeftModel.from_pretrained(model, path, is_trainable=True)
     return model, AutoTokenizer.from_pretrained(below)
@@ -50,7 +50,7 @@ def train(path):
     with open(path) as file:
         recipe = yaml.safe_load(file)
     name, data = recipe.pop("model_name_or_path"), recipe.pop("dataset_name")
-    model, tokenizer = model_of(name, recipe.pop("load_in_4bit", False))
+    model, tokenizer = model_of(name, recipe.pop("load_in_4bit", False), recipe.pop("use_bnb_nested_quant", False))
     arguments = SFTConfig(**recipe, use_cpu=True, report_to="none", logging_steps=1, save_strategy="no")
     rows = load_dataset("json", data_files=data, split="train")
     gradients = FirstGradients(Path(path).with_suffix(".gradients.safetensors"))

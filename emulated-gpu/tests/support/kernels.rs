@@ -1548,6 +1548,29 @@ pub fn dequantise(of: &Compiled) -> Result<(), Caught> {
     Ok(())
 }
 
+/// Scales are the numbers of their codes times the factor of their group, plus the offset after the last factor, each rounded.
+pub fn dequantise_scales(of: &Compiled) -> Result<(), Caught> {
+    for (elements, grid) in [(1usize, 1), (256, 1), (600, 1), (2000, 3)] {
+        let mut random = Random(16);
+        let codes: Vec<u8> = (0..elements).map(|_| random.bits() as u8).collect();
+        let factors = random.floats(elements.div_ceil(256) + 1, 2.0);
+        let numbers = random.floats(256, 1.0);
+        let arguments = [
+            A::Buffer(vec![0; size_of::<f32>() * elements]),
+            A::Buffer(codes.clone()),
+            floats(&factors),
+            floats(&numbers),
+            A::Long(elements as u64),
+        ];
+        let got = run(of, "dequantise_scales", (grid, 256), &arguments)?;
+        let offset = factors[factors.len() - 1];
+        let scale = |i: usize| numbers[usize::from(codes[i])] * factors[i / 256] + offset;
+        let expected: Vec<u8> = (0..elements).flat_map(|i| scale(i).to_le_bytes()).collect();
+        same("scales", &got.buffers[0], &expected)?;
+    }
+    Ok(())
+}
+
 /// Gradients are added and their squared norms agree.
 pub fn gradients(of: &Compiled) -> Result<(), Caught> {
     rounds_every_product(of)?;

@@ -340,17 +340,20 @@ impl Backend for CpuBackend<'_> {
         let tied = self.config.tie_word_embeddings;
         let (scale, padding) = (self.config.embedding_scale(), self.config.padding_token());
         let table = self.config.vocab_size * hidden;
-        let has_positions = self.config.position_embeddings;
+        let positions = self
+            .config
+            .position_embeddings
+            .then(|| table..table + self.config.max_position_embeddings * hidden);
         let of_tokens = self.positions.clone();
         self.on([(Slot::DResidual, hidden)], |[dx], store, _| {
-            let (_, Some(Gradient { values, add })) = store.gradient(0) else {
-                return;
-            };
-            let (values, positions) = values.split_at_mut(table);
-            // Tied embeddings already hold the head's part.
-            embedding::backward((values, add || tied), tokens, (dx, hidden), scale, padding);
-            if has_positions {
-                embedding::backward((positions, add), &of_tokens, (dx, hidden), 1.0, None);
+            if let (_, Some(Gradient { values, add })) = store.gradient(0, &(0..table)) {
+                // Tied embeddings already hold the head's part.
+                embedding::backward((values, add || tied), tokens, (dx, hidden), scale, padding);
+            }
+            if let Some(range) = positions
+                && let (_, Some(Gradient { values, add })) = store.gradient(0, &range)
+            {
+                embedding::backward((values, add), &of_tokens, (dx, hidden), 1.0, None);
             }
         })
     }
@@ -384,19 +387,11 @@ impl Backend for CpuBackend<'_> {
             (norm.statistics, config.norm.statistics()),
         ];
         self.on(slots, |[normed, dx, x, statistics], store, shared| {
-            let (w, gradient) = store.gradient(norm.unit);
-            let range = norm.weights.range.clone();
-            let mut unused = unused(&gradient, range.len());
-            let dw = part(gradient, range.clone(), &mut unused);
+            let (w, gradient) = store.gradient(norm.unit, &norm.weights.range);
+            let mut unused = unused(&gradient, w.len());
+            let dw = place(gradient, &mut unused);
             let scratch = &mut shared.norm_scratch;
-            norm_backward(
-                config,
-                (normed, dx),
-                dw,
-                (x, statistics),
-                &w[range],
-                scratch,
-            )
+            norm_backward(config, (normed, dx), dw, (x, statistics), w, scratch)
         })?;
         if norm.publishes {
             self.publish();
@@ -472,12 +467,14 @@ impl Backend for CpuBackend<'_> {
         let n = self.tokens();
         let slots = [(dy, linear.outputs()), (x, linear.inputs)];
         self.on(slots, |[dy, x], store, _| {
-            let (_, Some(Gradient { values, add })) = store.gradient(linear.unit) else {
-                return;
-            };
-            linear::backward_weight(&mut values[linear.weights.clone()], dy, x, n, add);
-            if let Some(bias) = &linear.bias {
-                linear::backward_bias(&mut values[bias.range.clone()], dy, add);
+            let gradient = store.gradient(linear.unit, &linear.weights).1;
+            if let Some(Gradient { values, add }) = gradient {
+                linear::backward_weight(values, dy, x, n, add);
+            }
+            if let Some(bias) = &linear.bias
+                && let Some(Gradient { values, add }) = store.gradient(linear.unit, &bias.range).1
+            {
+                linear::backward_bias(values, dy, add);
             }
         })?;
         self.adapt_backward_weight(linear, dy, x)
@@ -502,12 +499,11 @@ impl Backend for CpuBackend<'_> {
             (Slot::Unnormed(norms.layer), shape.queries_and_keys()),
         ];
         self.on(slots, |[dqkv, unnormed], store, shared| {
-            let (w, gradient) = store.gradient(norms.unit);
-            let range = norms.weights.range.clone();
-            let mut unused = unused(&gradient, range.len());
-            let dw = part(gradient, range.clone(), &mut unused);
+            let (w, gradient) = store.gradient(norms.unit, &norms.weights.range);
+            let mut unused = unused(&gradient, w.len());
+            let dw = place(gradient, &mut unused);
             let scratch = &mut shared.norm_scratch;
-            head_norms::backward(dqkv, dw, unnormed, &w[range], (shape, eps), scratch)
+            head_norms::backward(dqkv, dw, unnormed, w, (shape, eps), scratch)
         })
     }
 
@@ -633,14 +629,13 @@ pub(super) fn unused(gradient: &Option<Gradient<'_>>, len: usize) -> Vec<f32> {
     }
 }
 
-/// The place for a range of a gradient, and whether to add to it.
-pub(super) fn part<'g>(
+/// The place for a gradient, and whether to add to it.
+pub(super) fn place<'g>(
     gradient: Option<Gradient<'g>>,
-    range: Range<usize>,
     unused: &'g mut [f32],
 ) -> (&'g mut [f32], bool) {
     match gradient {
-        Some(Gradient { values, add }) => (&mut values[range], add),
+        Some(Gradient { values, add }) => (values, add),
         None => (unused, false),
     }
 }

@@ -5,7 +5,7 @@
 
 use cpu_kernels::{cross_entropy, linear};
 
-use super::backend::{CpuBackend, norm_backward, norm_forward, part, unused};
+use super::backend::{CpuBackend, norm_backward, norm_forward, place, unused};
 use super::store::Gradient;
 use crate::engine::IGNORE;
 use crate::engine::walk::{Head, Slot};
@@ -113,26 +113,23 @@ impl CpuBackend<'_> {
         let logits = &shared.logits[..n * self.config.vocab_size];
         // The weights' gradient first, then that of the norm's output in place of the output.
         let normed = &mut shared.wide[..n * hidden];
-        let (w, gradient) = self.store.gradient(head.logits.unit);
-        let matrix = head.logits.weights.clone();
+        let (w, gradient) = (self.store).gradient(head.logits.unit, &head.logits.weights);
         if let Some(Gradient { values, add }) = gradient {
-            let dw = &mut values[matrix.clone()];
-            linear::backward_weight(dw, logits, normed, n, add || precede);
+            linear::backward_weight(values, logits, normed, n, add || precede);
         }
-        linear::backward_input(normed, logits, &w[matrix], n);
+        linear::backward_input(normed, logits, w, n);
 
         let dx = &mut shared.head[..n * hidden];
         dx.fill(0.0);
-        let (w, gradient) = self.store.gradient(head.unit);
+        let (w, gradient) = self.store.gradient(head.unit, &head.norm.range);
         let gathered = &shared.narrow[..n * hidden];
         let statistics = n * self.config.norm.statistics();
         let (statistics, scratch) = shared.norm_scratch.split_at_mut(statistics);
-        let vectors = head.norm.range.clone();
-        let mut unused = unused(&gradient, vectors.len());
-        let (dw, add) = part(gradient, vectors.clone(), &mut unused);
+        let mut unused = unused(&gradient, w.len());
+        let (dw, add) = place(gradient, &mut unused);
         let dw = (dw, add || precede);
         let input = (gathered, &*statistics);
-        norm_backward(self.config, (normed, dx), dw, input, &w[vectors], scratch);
+        norm_backward(self.config, (normed, dx), dw, input, w, scratch);
         for (&row, dx) in rows.iter().zip(dx.chunks_exact(hidden)) {
             shared.dx[row * hidden..][..hidden].copy_from_slice(dx);
         }
@@ -140,8 +137,9 @@ impl CpuBackend<'_> {
 
     /// Without targets the gradients are zero; places that are to be overwritten must be zeroed.
     fn no_gradient(&mut self, head: &Head) {
-        for unit in [head.logits.unit, head.unit] {
-            if let (_, Some(Gradient { values, add: false })) = self.store.gradient(unit) {
+        let logits = (head.logits.unit, &head.logits.weights);
+        for (unit, range) in [logits, (head.unit, &head.norm.range)] {
+            if let (_, Some(Gradient { values, add: false })) = self.store.gradient(unit, range) {
                 values.fill(0.0);
             }
         }

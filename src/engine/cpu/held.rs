@@ -1,45 +1,73 @@
 //! The weights of a rank: all of them trained, or frozen ones with adapters.
 
+use std::ops::Range;
+
 use super::CpuOptions;
 use super::arena::Arena;
 use super::quantised::Quantised;
 use super::store::{Gradient, Store};
 use crate::comm::World;
+use crate::engine::adapters::Saved;
 use crate::engine::{
-    Adapted, EngineError, Layout, Measure, ModelConfig, Pass, Strategy, Unit, initial,
+    AdamW, Adapted, EngineError, Layout, Measure, ModelConfig, Pass, Strategy, Unit, UnitState,
 };
+
+/// Fills in the weights of a unit from an offset on.
+type Draw<'d> = &'d dyn Fn(&Unit, usize, &mut [f32]);
 
 /// The stores of a rank.
 pub struct Held {
-    /// What is trained: the model, or one unit with all adapters.
+    /// What is trained: the model, or one unit with all adapters and the modules that are trained whole.
     pub trained: Store,
     /// The model below adapters.
     pub frozen: Option<Frozen>,
+    /// The modules that are trained whole beside adapters.
+    saved: Vec<Saved>,
 }
 
 pub enum Frozen {
     Whole(Box<Store>),
-    Quantised(Quantised),
+    Quantised(Box<Quantised>),
+}
+
+impl Frozen {
+    /// An acquired unit's parameters.
+    fn parameters(&self, unit: usize) -> &[f32] {
+        match self {
+            Frozen::Whole(store) => store.parameters(unit),
+            Frozen::Quantised(model) => model.parameters(unit),
+        }
+    }
 }
 
 impl Held {
-    /// Reserves memory for adapters and the frozen model below them, whose weights `initial` draws.
+    /// Of a rank that trains the whole model.
+    pub fn whole(trained: Store) -> Held {
+        Held {
+            trained,
+            frozen: None,
+            saved: Vec::new(),
+        }
+    }
+
+    /// Reserves memory for adapters and the frozen model below them, whose weights `initial` draws from the `seed`.
     pub fn adapted(
         config: &ModelConfig,
         (model, adapted): (&Layout, &Adapted),
         options: &CpuOptions,
         world: Option<World>,
         arena: &Arena,
-        initial: &dyn Fn(&Unit, usize, &mut [f32]),
+        (initial, seed): (Draw<'_>, Option<u64>),
     ) -> Result<Held, EngineError> {
         // Adapters are small: every rank has all of them, whatever is sharded.
         let held = (Strategy::Replicated, options.measure, options.forward_only);
-        let draw = |unit: &Unit, offset, out: &mut [f32]| {
-            initial::fill(unit, config, adapted.settings.seed, offset, out);
+        let draw = |_: &Unit, offset, out: &mut [f32]| {
+            adapted.draw((model, config), seed, offset, out);
         };
         let trained = Store::new(&adapted.trained, false, held, world.clone(), arena, &draw)?;
         let frozen = if adapted.settings.is_quantised {
-            Frozen::Quantised(Quantised::new(model, arena, initial)?)
+            let is_nested = adapted.settings.is_nested;
+            Frozen::Quantised(Box::new(Quantised::new(model, is_nested, arena, initial)?))
         } else {
             let held = (options.strategy, Measure::default(), true);
             let tied = config.tie_word_embeddings;
@@ -52,7 +80,45 @@ impl Held {
                 Strategy::Sharded { .. } => trained.reducing_late(),
             },
             frozen: Some(frozen),
+            saved: adapted.saved.clone(),
         })
+    }
+
+    /// Sets a unit of the frozen model, with which the modules of it begin that are trained whole.
+    pub fn import_frozen(&mut self, unit: usize, parameters: &[f32]) {
+        match &mut self.frozen {
+            Some(Frozen::Whole(store)) => store.set(unit, 0, parameters),
+            Some(Frozen::Quantised(model)) => model.import(unit, parameters),
+            None => {}
+        }
+        for saved in self.saved.iter().filter(|saved| saved.unit == unit) {
+            self.trained
+                .set(0, saved.at, &parameters[saved.range.clone()]);
+        }
+    }
+
+    /// Sets the state of a trained unit.
+    pub fn import(&mut self, unit: usize, state: &UnitState) {
+        self.trained.import(unit, state);
+        self.copy_saved();
+    }
+
+    /// The optimiser step.
+    pub fn update(&mut self, step: AdamW) {
+        self.trained.update(step);
+        self.copy_saved();
+    }
+
+    /// Copies the modules that are trained whole to the model, where walks read them.
+    fn copy_saved(&mut self) {
+        for saved in &self.saved {
+            let values = &self.trained.parameters(0)[saved.trained()];
+            match &mut self.frozen {
+                Some(Frozen::Whole(store)) => store.set(saved.unit, saved.range.start, values),
+                Some(Frozen::Quantised(model)) => model.set(saved.unit, saved.range.start, values),
+                None => {}
+            }
+        }
     }
 
     pub fn begin(&mut self, pass: Pass) -> Result<(), EngineError> {
@@ -86,18 +152,38 @@ impl Held {
     pub fn parameters(&self, unit: usize) -> &[f32] {
         match &self.frozen {
             None => self.trained.parameters(unit),
-            Some(Frozen::Whole(store)) => store.parameters(unit),
-            Some(Frozen::Quantised(model)) => model.parameters(unit),
+            Some(frozen) => frozen.parameters(unit),
         }
     }
 
-    /// An acquired unit's parameters, and the place for its gradient unless they are frozen.
-    pub fn gradient(&mut self, unit: usize) -> (&[f32], Option<Gradient<'_>>) {
-        if self.frozen.is_some() {
-            return (self.parameters(unit), None);
-        }
-        let (parameters, gradient) = self.trained.gradient(unit);
-        (parameters, Some(gradient))
+    /// Parameters of a unit, empty unless it is acquired, and the place for their gradient unless they are frozen.
+    pub fn gradient(
+        &mut self,
+        unit: usize,
+        range: &Range<usize>,
+    ) -> (&[f32], Option<Gradient<'_>>) {
+        let (place, parameters) = match &self.frozen {
+            None => {
+                let (parameters, Gradient { values, add }) = self.trained.gradient(unit);
+                let values = &mut values[range.clone()];
+                let parameters = parameters.get(range.clone()).unwrap_or_default();
+                return (parameters, Some(Gradient { values, add }));
+            }
+            Some(frozen) => {
+                let mut places = self
+                    .saved
+                    .iter()
+                    .filter_map(|saved| saved.place(unit, range));
+                let parameters = frozen.parameters(unit).get(range.clone());
+                (places.next(), parameters.unwrap_or_default())
+            }
+        };
+        let gradient = place.map(|place| {
+            let (_, Gradient { values, add }) = self.trained.gradient(0);
+            let values = &mut values[place];
+            Gradient { values, add }
+        });
+        (parameters, gradient)
     }
 
     /// Takes part in a walk of the other ranks without a micro-batch.

@@ -15,7 +15,7 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use self::arena::{Arena, Buffer};
 use self::backend::With;
-use self::held::{Frozen, Held};
+use self::held::Held;
 use self::store::Store;
 use self::workspace::Workspace;
 use super::adapters::{frozen_from_files, trained};
@@ -90,14 +90,11 @@ impl CpuEngine {
             None => {
                 let held = (options.strategy, options.measure, options.forward_only);
                 let trained = Store::new(&layout, tied, held, world, &arena, &fill)?;
-                Ok::<_, EngineError>(Held {
-                    trained,
-                    frozen: None,
-                })
+                Ok::<_, EngineError>(Held::whole(trained))
             }
             Some(adapted) => {
                 let of = (&layout, adapted);
-                Held::adapted(&config, of, &options, world, &arena, &fill)
+                Held::adapted(&config, of, &options, world, &arena, (&fill, seed))
             }
         })?;
         Ok(CpuEngine {
@@ -179,11 +176,7 @@ impl Engine for CpuEngine {
     fn import_frozen(&mut self, unit: usize, parameters: &[f32]) -> Result<(), EngineError> {
         let adapted = self.adapted.as_ref();
         let parameters = frozen_from_files(adapted, &self.layout, unit, parameters)?;
-        match &mut self.store.frozen {
-            Some(Frozen::Whole(store)) => store.import_frozen(unit, &parameters),
-            Some(Frozen::Quantised(model)) => model.import(unit, &parameters),
-            None => {}
-        }
+        self.store.import_frozen(unit, &parameters);
         Ok(())
     }
 
@@ -223,7 +216,7 @@ impl Engine for CpuEngine {
     }
 
     fn update(&mut self, step: AdamW) -> Result<(), EngineError> {
-        self.pool.install(|| self.store.trained.update(step));
+        self.pool.install(|| self.store.update(step));
         Ok(())
     }
 
@@ -284,7 +277,7 @@ impl Engine for CpuEngine {
     fn import(&mut self, unit: usize, state: &UnitState) -> Result<(), EngineError> {
         let of = trained(self.adapted.as_ref(), &self.layout).unit(unit)?;
         of.check_state(state)?;
-        self.store.trained.import(unit, &of.state_from_files(state));
+        self.store.import(unit, &of.state_from_files(state));
         Ok(())
     }
 

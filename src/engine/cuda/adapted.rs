@@ -68,7 +68,7 @@ impl CudaBackend<'_> {
 
     /// The gradient of the adapters: dlowᵀ · x, and in the layer's columns dyᵀ · low.
     pub(super) fn adapt_backward_weight(&self, linear: &Linear, dy: u64, x: u64) -> Enqueued {
-        let Some(settings) = self.settings() else {
+        let Some(settings) = self.settings().filter(|_| !linear.adapters.is_empty()) else {
             return Ok(());
         };
         let (n, rank) = (self.tokens(), settings.rank);

@@ -136,10 +136,13 @@ impl<'a> CudaBackend<'a> {
         }
     }
 
-    /// The place for the gradient of a unit of the model, unless it is frozen.
-    fn gradient(&self, unit: usize) -> Option<Gradient> {
-        let is_frozen = self.held.frozen.is_some();
-        (!is_frozen).then(|| self.trained_gradient(unit))
+    /// The place for the gradient of a range of a unit of the model, unless it is frozen.
+    fn gradient(&self, unit: usize, range: &Range<usize>) -> Option<Gradient> {
+        let Some(adapted) = self.walk.adapted else {
+            return Some(self.trained_gradient(unit).part(range));
+        };
+        let place = adapted.place(unit, range)?;
+        Some(self.trained_gradient(0).part(&place))
     }
 
     /// The place for the gradient of a trained unit of this micro-batch.
@@ -165,10 +168,9 @@ impl<'a> CudaBackend<'a> {
 
     /// The place to which the gradient of vectors is added, unless they are frozen.
     fn vector_gradient(&self, unit: usize, vector: &Vector) -> Result<Option<u64>, CudaError> {
-        let Some(gradient) = self.gradient(unit) else {
+        let Some(gradient) = self.gradient(unit, &vector.range) else {
             return Ok(None);
         };
-        let gradient = gradient.part(&vector.range);
         self.zero_unless_added(gradient, vector.range.len())?;
         Ok(Some(gradient.address))
     }
@@ -377,6 +379,11 @@ impl Backend for CudaBackend<'_> {
             for layer in &quantised.layers[unit] {
                 let weights = self.real_at(quantised.place, layer.range.start);
                 let compute = &self.streams.compute;
+                if let Some(nested) = &layer.nested {
+                    let numbers = quantised.numbers;
+                    self.kernels
+                        .dequantise_scales(compute, layer.scales, nested, numbers)?;
+                }
                 self.kernels
                     .dequantise(compute, weights, layer, quantised.table)?;
             }
@@ -495,28 +502,26 @@ impl Backend for CudaBackend<'_> {
     }
 
     fn embed_backward(&mut self) -> Enqueued {
-        let Some(gradient) = self.gradient(0) else {
+        let compute = &self.streams.compute;
+        let (dx, n, inputs) = (self.work.dx, self.tokens(), &self.work.inputs);
+        if let Some(range) = self.positions()
+            && let Some(gradient) = self.gradient(0, &range)
+        {
+            self.zero_unless_added(gradient, range.len())?;
+            let positions = gradient.address;
+            self.kernels
+                .positions_backward(compute, positions, dx, inputs, self.shape)?;
+        }
+        let table = self.walk.layout.units[0].of(Role::Embedding).range();
+        let Some(gradient) = self.gradient(0, &table) else {
             return Ok(());
         };
         // Tied embeddings already hold the head's part.
         if !self.walk.config.tie_word_embeddings {
-            self.zero_unless_added(gradient, self.walk.layout.units[0].len)?;
-        }
-        let compute = &self.streams.compute;
-        let (dx, n) = (self.work.dx, self.tokens());
-        if let Some(range) = self.positions() {
-            let of_positions = gradient.part(&range);
-            self.zero_unless_added(of_positions, range.len())?;
-            self.kernels.positions_backward(
-                compute,
-                of_positions.address,
-                dx,
-                &self.work.inputs,
-                self.shape,
-            )?;
+            self.zero_unless_added(gradient, table.len())?;
         }
         self.kernels
-            .embedding_backward(compute, gradient.address, dx, &self.work.inputs, n)
+            .embedding_backward(compute, gradient.address, dx, inputs, n)
     }
 
     /// Rows are processed in chunks, so that only one chunk's logits exist; their gradient overwrites them.
@@ -539,10 +544,10 @@ impl Backend for CudaBackend<'_> {
             let (rows, normed) = self.cross_entropies(linear, first, (gradient, weights))?;
             if gradient {
                 // The weights' gradient first, then that of the norm's output in place of the output.
-                if let Some(gradient) = self.gradient(linear.unit) {
+                if let Some(gradient) = self.gradient(linear.unit, &linear.weights) {
                     let dw = Gradient {
                         add: gradient.add || first > 0,
-                        ..gradient.part(&linear.weights)
+                        ..gradient
                     };
                     self.product_of_weights(linear, (work.logits, normed), dw, rows)?;
                 }
@@ -609,20 +614,17 @@ impl Backend for CudaBackend<'_> {
 
     fn backward_weight(&mut self, linear: &Linear, dy: Slot, x: Slot) -> Enqueued {
         let (dy, x) = (self.address(dy), self.address(x));
-        let Some(gradient) = self.gradient(linear.unit) else {
-            return self.adapt_backward_weight(linear, dy, x);
-        };
-        let dw = gradient.part(&linear.weights);
-        self.product_of_weights(linear, (dy, x), dw, self.tokens())?;
-        let Some(bias) = &linear.bias else {
-            return Ok(());
-        };
-        if let Some(db) = self.vector_gradient(linear.unit, bias)? {
+        if let Some(dw) = self.gradient(linear.unit, &linear.weights) {
+            self.product_of_weights(linear, (dy, x), dw, self.tokens())?;
+        }
+        if let Some(bias) = &linear.bias
+            && let Some(db) = self.vector_gradient(linear.unit, bias)?
+        {
             let (compute, db) = (&self.streams.compute, (db, linear.outputs()));
             self.kernels
                 .add_row_sums(compute, self.work, db, dy, self.tokens())?;
         }
-        Ok(())
+        self.adapt_backward_weight(linear, dy, x)
     }
 
     fn head_norms(&mut self, norms: &HeadNorms) -> Enqueued {

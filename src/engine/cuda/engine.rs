@@ -19,7 +19,7 @@ use super::options::{CudaOptions, Precision};
 use super::peers::Peers;
 use super::sharded::{Events, Shards};
 use super::staging::Staging;
-use super::state::{FACTORS, Held, Share, UnitAddresses};
+use super::state::{FACTORS, Held, Share, UnitAddresses, vectors};
 use super::workspace::{Scalars, Shape, Workspace};
 use crate::comm::World;
 use crate::engine::adapters::{frozen_from_files, trained};
@@ -164,17 +164,20 @@ impl CudaEngine {
         if let Some(quantised) = &held.model().quantised {
             let table = bytemuck::cast_slice(&nf4::CODE);
             self.staging.upload(on.0, quantised.table, table)?;
+            let numbers = nf4::numbers();
+            let numbers = bytemuck::cast_slice(&numbers);
+            self.staging.upload(on.0, quantised.numbers, numbers)?;
         }
         let adapted = self.adapted.as_ref();
-        let of_trained = adapted.map_or(seed, |adapted| Some(adapted.settings.seed));
-        let below = (held.frozen.iter()).map(|frozen| (frozen, &self.layout, seed));
-        let all = below.chain([(&held.trained, trained(adapted, &self.layout), of_trained)]);
-        for (state, layout, seed) in all {
+        let of_model = &self.layout;
+        let below = (held.frozen.iter()).map(|frozen| (frozen, of_model, None));
+        let all = below.chain([(&held.trained, trained(adapted, of_model), adapted)]);
+        for (state, layout, adapted) in all {
             for (index, unit) in layout.units.iter().enumerate() {
-                let values = |offset, out: &mut [f32]| {
-                    if let Some(seed) = seed {
-                        initial::fill(unit, config, seed, offset, out);
-                    }
+                let values = |offset, out: &mut [f32]| match (adapted, seed) {
+                    (Some(adapted), _) => adapted.draw((of_model, config), seed, offset, out),
+                    (None, Some(seed)) => initial::fill(unit, config, seed, offset, out),
+                    (None, None) => {}
                 };
                 self.staging.write(on, state, (index, unit), &values)?;
                 let bytes = state.share.held(unit.len) * size_of::<f32>();
@@ -210,6 +213,73 @@ impl CudaEngine {
         let on = (&self.streams.compute, &self.kernels);
         let of = (unit, &layout.units[unit]);
         Ok(self.staging.write(on, state, of, &values)?)
+    }
+
+    /// Sets the modules of a unit of the model that are trained whole.
+    fn set_saved(&mut self, unit: usize, parameters: &[f32]) -> Result<(), EngineError> {
+        let compute = &self.streams.compute;
+        let addresses = &self.state.at.trained.units[0];
+        let saved = self.adapted.iter().flat_map(|adapted| &adapted.saved);
+        for saved in saved.filter(|saved| saved.unit == unit) {
+            let values = bytemuck::cast_slice(&parameters[saved.range.clone()]);
+            let to = addresses.weights + (saved.at * size_of::<f32>()) as u64;
+            self.staging.upload(compute, to, values)?;
+            if let Some(copy) = addresses.copy {
+                let copy = copy + (saved.at * self.options.precision.size()) as u64;
+                self.kernels.cast(compute, copy, to, saved.range.len())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies the modules that are trained whole to the model, where walks read them.
+    fn copy_saved(&self) -> Result<(), EngineError> {
+        let (trained, Some(frozen)) = (&self.state.at.trained.units[0], &self.state.at.frozen)
+        else {
+            return Ok(());
+        };
+        let precision = self.options.precision;
+        let copy = |(to, from): (u64, u64), starts: [usize; 2], len: usize, size: usize| {
+            let [to, from] = [(to, starts[0]), (from, starts[1])]
+                .map(|(address, start)| address + (start * size) as u64);
+            // SAFETY: both are ranges of the state.
+            unsafe { self.streams.compute.copy(to, from, len * size) }
+        };
+        for saved in self.adapted.iter().flat_map(|adapted| &adapted.saved) {
+            let (at, unit) = (&frozen.units[saved.unit], &self.layout.units[saved.unit]);
+            let part = frozen.share.part(unit.len);
+            let held = saved.range.start.max(part.start)..saved.range.end.min(part.end);
+            if !held.is_empty() {
+                let starts = [
+                    held.start - part.start,
+                    saved.at + held.start - saved.range.start,
+                ];
+                if at.has_master {
+                    copy(
+                        (at.weights, trained.weights),
+                        starts,
+                        held.len(),
+                        size_of::<f32>(),
+                    )?;
+                }
+                if let (Some(to), Some(from)) = (at.copy, trained.copy) {
+                    copy((to, from), starts, held.len(), precision.size())?;
+                }
+            }
+            // Whole on every rank, also of a sharded model.
+            for (vector, address) in vectors(unit).zip(at.vectors) {
+                if let Some(place) = saved.place(saved.unit, &vector) {
+                    let starts = [0, place.start];
+                    copy(
+                        (address, trained.weights),
+                        starts,
+                        place.len(),
+                        size_of::<f32>(),
+                    )?;
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Copies f32 from the device.
@@ -588,7 +658,7 @@ impl CudaEngine {
                 self.kernels.adamw(compute, &addresses, range, factors)?;
             }
         }
-        Ok(())
+        self.copy_saved()
     }
 
     fn clear(&mut self) {
@@ -609,7 +679,10 @@ impl Engine for CudaEngine {
     fn import_frozen(&mut self, unit: usize, parameters: &[f32]) -> Result<(), EngineError> {
         let adapted = self.adapted.as_ref();
         let parameters = frozen_from_files(adapted, &self.layout, unit, parameters)?;
-        self.checked(|engine| engine.set_weights(unit, true, &parameters))
+        self.checked(|engine| {
+            engine.set_weights(unit, true, &parameters)?;
+            engine.set_saved(unit, &parameters)
+        })
     }
 
     fn reserve(&mut self, batch: usize, seq_len: usize) -> Result<(), EngineError> {
@@ -850,7 +923,7 @@ impl Engine for CudaEngine {
                 let bytes = bytemuck::cast_slice(&values[part.clone()]);
                 engine.staging.upload(&engine.streams.compute, to, bytes)?;
             }
-            Ok(())
+            engine.copy_saved()
         })
     }
 

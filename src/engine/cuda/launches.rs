@@ -13,7 +13,7 @@ use super::error::CudaError;
 use super::kernels;
 use super::kernels::attention::{self, Variant};
 use super::options::Precision;
-use super::state::{Layer, UnitAddresses};
+use super::state::{Layer, NestedScales, UnitAddresses};
 use super::workspace::{
     Grouped, Inputs, PARTIALS, Shape, Stash, Workspace, vector_blocks, vector_rows,
 };
@@ -711,6 +711,24 @@ impl Kernels {
             Size(elements as u64),
         ];
         self.elements(stream, "dequantise", elements, &arguments)
+    }
+
+    /// `scales`, f32, of their codes; `numbers` has the values of these.
+    pub fn dequantise_scales(
+        &self,
+        stream: &Stream,
+        scales: u64,
+        nested: &NestedScales,
+        numbers: u64,
+    ) -> Enqueued {
+        let arguments = [
+            Address(scales),
+            Address(nested.codes),
+            Address(nested.factors),
+            Address(numbers),
+            Size(nested.count as u64),
+        ];
+        self.elements(stream, "dequantise_scales", nested.count, &arguments)
     }
 
     /// `to` `[n, width]`: forward, `from` with the dropout of an adapter; backward, adds that. Both are real.

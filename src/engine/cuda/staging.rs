@@ -135,6 +135,13 @@ impl Staging {
         let (mut codes, mut scales) = (vec![0; bytes], vec![0.0f32; blocks]);
         nf4::quantise(&weights, &mut codes, &mut scales);
         self.upload(stream, layer.codes, &codes)?;
-        self.upload(stream, layer.scales, bytemuck::cast_slice(&scales))
+        let Some(nested) = &layer.nested else {
+            return self.upload(stream, layer.scales, bytemuck::cast_slice(&scales));
+        };
+        let (mut codes, mut factors) = (vec![0; blocks], vec![0.0f32; nf4::groups(blocks)]);
+        let offset = nf4::quantise_scales(&scales, &mut codes, &mut factors);
+        factors.push(offset);
+        self.upload(stream, nested.codes, &codes)?;
+        self.upload(stream, nested.factors, bytemuck::cast_slice(&factors))
     }
 }

@@ -6,7 +6,7 @@ use super::arena::Bump;
 use super::options::{CudaOptions, Precision};
 use super::workspace::PARTIALS;
 use crate::engine::adapters::is_layer;
-use crate::engine::{Adapted, Layout, Measure, Parameter, Role, Unit, nf4, part};
+use crate::engine::{Adapted, Layout, Measure, Parameter, Unit, nf4, part};
 
 const F32: usize = size_of::<f32>();
 
@@ -56,7 +56,7 @@ impl Share {
 /// The states of a rank.
 #[derive(Debug)]
 pub struct Held {
-    /// What is trained: the model, or one unit with all adapters.
+    /// What is trained: the model, or one unit with all adapters and the modules that are trained whole.
     pub trained: State,
     /// The model below adapters.
     pub frozen: Option<State>,
@@ -82,8 +82,9 @@ impl Held {
                 frozen: None,
             };
         };
+        let is_nested = adapted.settings.is_nested;
         let (below, share) = match adapted.settings.is_quantised {
-            true => (Holds::Codes, Share::EVERYTHING),
+            true => (Holds::Codes { is_nested }, Share::EVERYTHING),
             false => (Holds::Weights, share),
         };
         // Adapters are small: every rank has all of them, whatever is sharded.
@@ -107,8 +108,8 @@ pub enum Holds {
     Steps(Measure),
     /// Weights that no step changes. Products in bf16 need no master weights.
     Weights,
-    /// The same, with the linear layers of blocks in 4 bits.
-    Codes,
+    /// The same, with the linear layers of blocks in 4 bits. Nested: their scales are in 8 bits.
+    Codes { is_nested: bool },
 }
 
 impl Holds {
@@ -170,6 +171,8 @@ pub struct Quantised {
     pub place: u64,
     /// [`nf4::CODE`].
     pub table: u64,
+    /// [`nf4::numbers`].
+    pub numbers: u64,
 }
 
 /// The weights of a linear layer in 4 bits.
@@ -179,8 +182,19 @@ pub struct Layer {
     pub range: Range<usize>,
     /// See [`nf4::sizes`].
     pub codes: u64,
-    /// f32.
+    /// f32; of nested ones while the block is acquired.
     pub scales: u64,
+    pub nested: Option<NestedScales>,
+}
+
+/// Scales in 8 bits.
+#[derive(Debug, Clone)]
+pub struct NestedScales {
+    /// Their number.
+    pub count: usize,
+    pub codes: u64,
+    /// Of their groups, and then their mean, f32.
+    pub factors: u64,
 }
 
 /// A unit's weights on this rank, whole.
@@ -230,17 +244,21 @@ impl State {
         let trains = holds.trains();
         let measure = match holds {
             Holds::Steps(measure) => measure,
-            Holds::Weights | Holds::Codes => Measure::default(),
+            Holds::Weights | Holds::Codes { .. } => Measure::default(),
         };
         let trained = |len: usize| if trains { len } else { 0 };
-        let in_codes = |unit: &Unit| holds == Holds::Codes && unit.has_layers();
+        let nested = match holds {
+            Holds::Codes { is_nested } => Some(is_nested),
+            Holds::Steps(_) | Holds::Weights => None,
+        };
+        let in_codes = |unit: &Unit| nested.is_some() && unit.has_layers();
         // Matrix products use the embedding only as a tied head; sharded, that has another place.
         let has_copy = |unit: &Unit| {
-            let is_operand = !unit.has(Role::Embedding) || tied && !sharded;
+            let is_operand = !unit.is_looked_up() || tied && !sharded;
             precision == Precision::Bf16 && is_operand && !in_codes(unit)
         };
         let has_master = |unit: &Unit| {
-            let is_read = trains || unit.has(Role::Embedding) || precision == Precision::F32;
+            let is_read = trains || unit.is_looked_up() || precision == Precision::F32;
             is_read && !in_codes(unit)
         };
         // Kernels read vectors in f32, whole.
@@ -282,7 +300,8 @@ impl State {
             }
         });
         let units = units.collect();
-        let quantised = (holds == Holds::Codes).then(|| Quantised::place(bump, layout, precision));
+        let quantised =
+            nested.map(|is_nested| Quantised::place(bump, layout, precision, is_nested));
         let apart = trains && (measure.micro_batches || sharded);
         let embedding = share.padded(layout.units.first().map_or(0, |unit| unit.len));
         let scratch = if sharded {
@@ -368,10 +387,15 @@ impl State {
 }
 
 impl Quantised {
-    fn place(bump: &mut Bump, layout: &Layout, precision: Precision) -> Quantised {
+    fn place(bump: &mut Bump, layout: &Layout, precision: Precision, is_nested: bool) -> Quantised {
         let blocks = layout.units.iter().filter(|unit| unit.has_layers());
         let largest = blocks.map(|unit| unit.len).max().unwrap_or(0);
         let place = bump.take(largest, precision.size());
+        let numbers = bump.f32(256);
+        let all = layout.units.iter().flat_map(|unit| &unit.parameters);
+        let all = all.filter(|it| is_nested && is_layer(it.role));
+        let most_scales = all.map(|it| nf4::sizes(it.len())[1]).max();
+        let scales_of_layer = bump.f32(most_scales.unwrap_or(0));
         let layers = layout.units.iter().map(|unit| {
             let layers = unit.parameters.iter().filter(|it| is_layer(it.role));
             let layers = layers.map(|layer| {
@@ -379,7 +403,15 @@ impl Quantised {
                 Layer {
                     range: layer.range(),
                     codes: bump.take(bytes, 1),
-                    scales: bump.f32(scales),
+                    scales: match is_nested {
+                        true => scales_of_layer,
+                        false => bump.f32(scales),
+                    },
+                    nested: is_nested.then(|| NestedScales {
+                        count: scales,
+                        codes: bump.take(scales, 1),
+                        factors: bump.f32(nf4::groups(scales) + 1),
+                    }),
                 }
             });
             layers.collect()
@@ -388,6 +420,7 @@ impl Quantised {
             layers: layers.collect(),
             place,
             table: bump.f32(nf4::CODE.len()),
+            numbers,
         }
     }
 }

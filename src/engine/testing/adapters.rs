@@ -2,10 +2,11 @@
 //! gradient G of such weights, scale · G · Aᵀ is that of B, and scale · Bᵀ · G that of A.
 
 use std::collections::HashMap;
+use std::ops::Range;
 
 use super::*;
 use crate::engine::adapters::is_layer;
-use crate::engine::{Adapters, Family, Layout, UnitState, layout, nf4};
+use crate::engine::{Adapted, Adapters, Family, Layout, Role, UnitState, layout, nf4};
 
 /// Creates an engine with random weights of one seed, which trains adapters where there are some.
 pub type New<'a> = &'a dyn Fn(ModelConfig, Option<Adapters>) -> Box<dyn Engine>;
@@ -17,7 +18,9 @@ fn of(modules: &[&str]) -> Adapters {
         rank_stabilized: false,
         dropout: 0.0,
         modules: modules.iter().map(|name| (*name).to_owned()).collect(),
+        saved: Vec::new(),
         is_quantised: false,
+        is_nested: false,
         seed: 5,
     }
 }
@@ -36,6 +39,9 @@ pub fn fill(engine: &mut dyn Engine) -> Vec<f32> {
 fn matrices(layout: &Layout, values: &[f32]) -> HashMap<String, [Vec<f32>; 2]> {
     let mut found = HashMap::new();
     for pair in layout.units[0].parameters.chunks(2) {
+        if pair[0].role != Role::AdapterA {
+            break;
+        }
         let name = pair[0].name.strip_prefix("base_model.model.").unwrap();
         let name = name.strip_suffix(".lora_A.weight").unwrap();
         let of = |at: usize| values[pair[at].range()].to_vec();
@@ -238,9 +244,12 @@ pub fn gradients_with_dropout_agree_with_finite_differences(new: New) {
 
 /// A model in 4 bits computes what the same weights in f32 do, in less memory.
 pub fn quantised_weights_are_those_of_their_codes(new: New) {
-    for (config, adapters) in cases().into_iter().take(4) {
+    for ((config, adapters), is_nested) in
+        cases().into_iter().zip([false, true].into_iter().cycle())
+    {
         let quantised = Adapters {
             is_quantised: true,
+            is_nested,
             ..adapters.clone()
         };
         let batch = Batch::new(2, 20);
@@ -259,6 +268,13 @@ pub fn quantised_weights_are_those_of_their_codes(new: New) {
                     let [bytes, blocks] = nf4::sizes(values.len());
                     let (mut codes, mut scales) = (vec![0; bytes], vec![0.0; blocks]);
                     nf4::quantise(values, &mut codes, &mut scales);
+                    if is_nested {
+                        let (mut codes, mut factors) =
+                            (vec![0; blocks], vec![0.0; nf4::groups(blocks)]);
+                        let offset = nf4::quantise_scales(&scales, &mut codes, &mut factors);
+                        let numbers = nf4::numbers();
+                        nf4::dequantise_scales(&mut scales, &codes, &factors, offset, &numbers);
+                    }
                     nf4::dequantise(values, &codes, &scales);
                 }
             }
@@ -291,5 +307,110 @@ pub fn weights_below_adapters_are_imported(new: New) {
         assert_eq!(adapted.evaluate(batch.micro_batch()).unwrap(), expected);
         assert!(adapted.import_frozen(0, &[0.0]).is_err());
         assert!(plain.import_frozen(0, &[0.0]).is_err());
+    }
+}
+
+/// The models of the tests with modules that are trained whole: the ends of a model, vectors, and linear layers.
+pub fn with_whole_modules() -> Vec<(ModelConfig, Adapters)> {
+    let saved: [&[&str]; 5] = [
+        &["lm_head", "embed_tokens", "norm"],
+        &["model.norm", "down_proj"],
+        &["q_norm", "k_norm", "q_proj", "k_proj", "v_proj", "lm_head"],
+        &["wpe", "ln_f", "ln_1", "c_attn"],
+        &["embed_in", "embed_out", "query_key_value"],
+    ];
+    let modules: [&[&str]; 5] = [
+        &[],
+        &["q_proj", "v_proj"],
+        &["self_attn.o_proj", "up_proj"],
+        &["mlp.c_proj"],
+        &["dense_4h_to_h"],
+    ];
+    let all = cases().into_iter().zip(modules).zip(saved);
+    let with = all.map(|(((config, _), modules), saved)| {
+        let adapters = Adapters {
+            saved: saved.iter().map(|&name| name.to_owned()).collect(),
+            ..of(modules)
+        };
+        (config, adapters)
+    });
+    with.collect()
+}
+
+/// Each parameter that is trained whole: its unit and range in the model, and its range among what is trained.
+fn whole(config: &ModelConfig, adapters: &Adapters) -> Vec<(usize, Range<usize>, Range<usize>)> {
+    let model = layout(config);
+    let trained = Adapted::new(&model, adapters.clone()).trained;
+    let all = trained.units[0].parameters.iter().filter_map(|parameter| {
+        let name = parameter.name.strip_prefix("base_model.model.").unwrap();
+        let mut units = model.units.iter().enumerate();
+        units.find_map(|(index, unit)| {
+            let of_model = unit.parameters.iter().find(|it| it.name == name)?;
+            Some((index, of_model.range(), parameter.range()))
+        })
+    });
+    all.collect()
+}
+
+/// Modules that are trained whole begin as the model's, have the gradients that they have in the model, and are read by the
+/// next pass after an update and after an import.
+pub fn whole_modules_are_trained_as_in_the_model(new: New) {
+    for (config, adapters) in with_whole_modules() {
+        let places = whole(&config, &adapters);
+        assert!(places.len() > 2);
+        let batch = Batch::new(3, 20);
+        let micro_batch = batch.micro_batch();
+        let (mut plain, mut adapted) = (new(config.clone(), None), new(config, Some(adapters)));
+        // The values that the model is given later are those with which they begin.
+        for unit in 0..plain.layout().units.len() {
+            let mut state = plain.export(unit, true).unwrap().unwrap();
+            for (i, value) in state.parameters.iter_mut().enumerate() {
+                *value += (i as f32 * 0.11).sin() * 0.02;
+            }
+            plain.import(unit, &state).unwrap();
+            adapted.import_frozen(unit, &state.parameters).unwrap();
+        }
+        let (expected, of_units) = gradient_of(plain.as_mut(), micro_batch);
+        let (loss, gradient) = gradient_of(adapted.as_mut(), micro_batch);
+        assert!((loss - expected).abs() < 1e-6 * loss, "{loss} {expected}");
+        for (unit, of_model, place) in &places {
+            let expected = of_units[*unit][of_model.clone()].to_vec();
+            assert!(expected.iter().any(|&g| g != 0.0));
+            assert_close(&[expected], &[gradient[0][place.clone()].to_vec()], 1e-5);
+        }
+        // In two micro-batches, the first without targets.
+        let none = vec![IGNORE; batch.targets.len()];
+        let empty = MicroBatch {
+            targets: &none,
+            ..micro_batch
+        };
+        adapted.accumulate(empty, EVERYTHING, false).unwrap();
+        adapted.accumulate(micro_batch, EVERYTHING, true).unwrap();
+        assert_close(&gradient, &take_gradient(adapted.as_mut()), 1e-5);
+
+        adapted.accumulate(micro_batch, NOTHING, true).unwrap();
+        adapted.reduce(NOTHING).unwrap();
+        let step = AdamW {
+            learning_rate: 0.01,
+            ..REVEAL
+        };
+        adapted.update(step).unwrap();
+        let after = adapted.evaluate(micro_batch).unwrap();
+        assert!((after.0 - loss).abs() > 1e-4 * loss, "{after:?} {loss}");
+        let mut state = adapted.export(0, true).unwrap().unwrap();
+        adapted.import(0, &state).unwrap();
+        assert_eq!(adapted.evaluate(micro_batch).unwrap(), after);
+        // The model with these modules, and adapters that add nothing.
+        let first = places.iter().map(|(.., place)| place.start).min().unwrap();
+        state.parameters[..first].fill(0.0);
+        adapted.import(0, &state).unwrap();
+        for (unit, of_model, place) in places {
+            let mut whole = plain.export(unit, true).unwrap().unwrap();
+            whole.parameters[of_model].copy_from_slice(&state.parameters[place]);
+            plain.import(unit, &whole).unwrap();
+        }
+        let (expected, _) = plain.evaluate(micro_batch).unwrap();
+        let (got, _) = adapted.evaluate(micro_batch).unwrap();
+        assert!((got - expected).abs() < 1e-6 * expected, "{got} {expected}");
     }
 }

@@ -38,8 +38,9 @@ const RANK: u64 = 64;
 const RANK_OF_PEFT: u64 = 8;
 /// Bytes of an element in f32.
 const F32: f64 = 4.0;
-/// Bytes of a weight in 4 bits: NF4 with one f32 scale per block of 64 (QLoRA, arXiv 2305.14314).
-const FOUR_BIT: f64 = 0.5625;
+/// Weights of a scale, and scales of a group, in 4 bits.
+const BLOCK: f64 = 64.0;
+const GROUP: f64 = 256.0;
 /// Bytes per token and vocabulary entry: logits as computed, in f32, and both gradients.
 const LOGITS: f64 = 12.0;
 
@@ -270,7 +271,9 @@ impl<'a> Memory<'a> {
             parameters: self.trained(),
             rank: self.rank() as f64,
             drops: model.lora_dropout > 0.0,
-            in_4_bits: model.load_in_4bit,
+            four_bits: model
+                .load_in_4bit
+                .then(|| four_bits(model.use_bnb_nested_quant)),
         })
     }
 
@@ -345,7 +348,7 @@ impl<'a> Memory<'a> {
         let parts = self.shape.parameters() / all;
         let blocks = self.shape.layers as f64 * self.shape.block() / parts;
         let quantised = match (model.load_in_4bit, model.load_in_8bit) {
-            (true, _) => FOUR_BIT,
+            (true, _) => four_bits(model.use_bnb_nested_quant),
             (_, true) => 1.0,
             _ => self.compute_bytes(),
         };
@@ -514,7 +517,7 @@ impl<'a> Memory<'a> {
 /// Whether the built-in trainer trains what the recipe makes of the model: all weights, or adapters over whole ones or over
 /// those in 4 bits.
 fn trains(model: &Model) -> bool {
-    !model.load_in_8bit && model.lora_modules_to_save.is_empty()
+    !model.load_in_8bit
 }
 
 /// Adapters that are trained in place of the model.
@@ -523,8 +526,8 @@ struct Adapters {
     rank: f64,
     /// Whether their inputs have dropout.
     drops: bool,
-    /// Whether the linear layers below are in 4 bits.
-    in_4_bits: bool,
+    /// Bytes a weight of the linear layers below, where they are in 4 bits.
+    four_bits: Option<f64>,
 }
 
 impl Adapters {
@@ -535,6 +538,13 @@ impl Adapters {
             false => 0.0,
         }
     }
+}
+
+/// Bytes of a weight in 4 bits: NF4 with one scale per block, in f32 or in 8 bits with an f32 per group (QLoRA, arXiv
+/// 2305.14314).
+fn four_bits(is_nested: bool) -> f64 {
+    let scale = if is_nested { 1.0 + F32 / GROUP } else { F32 };
+    0.5 + scale / BLOCK
 }
 
 /// Bytes a trained parameter that the norm test keeps unsharded on every device, in f32: the vector of the

@@ -2,7 +2,7 @@
 //! (`engine/cpu/store` and `workspace.rs`). The sums leave out each thread's scratch for attention scores.
 
 use super::shape::Shape;
-use super::{Adapters, F32, FOUR_BIT};
+use super::{Adapters, F32};
 use crate::recipe::schema::spec::{Groups, NormTest};
 
 /// Elements of logits that exist at a time, in at least this number of rows.
@@ -36,9 +36,12 @@ pub(super) fn states(
     let below = match adapters {
         None => gathered,
         // Not sharded, and a block is whole while it computes.
-        Some(adapters) if adapters.in_4_bits => {
+        Some(Adapters {
+            four_bits: Some(size),
+            ..
+        }) => {
             let blocks = shape.layers as f64 * shape.block();
-            FOUR_BIT / F32 * blocks + all - blocks + shape.block()
+            size / F32 * blocks + all - blocks + shape.block()
         }
         Some(_) => all / shards + gathered,
     };

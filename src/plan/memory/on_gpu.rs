@@ -3,7 +3,7 @@
 //! than 1 %; `tests/cuda_launch.rs` compares them with the engine.
 
 use super::shape::Shape;
-use super::{Adapters, F32, FOUR_BIT};
+use super::{Adapters, F32};
 use crate::recipe::schema::spec::{Groups, NormTest};
 
 /// Most logits that exist at a time.
@@ -65,15 +65,15 @@ pub(super) fn adapted_states(
     norm_test: Option<&NormTest>,
     adapters: &Adapters,
 ) -> [f64; 3] {
-    let (trained, in_4_bits) = (adapters.parameters, adapters.in_4_bits);
+    let (trained, in_4_bits) = (adapters.parameters, adapters.four_bits.is_some());
     let shards = if in_4_bits { 1.0 } else { shards };
     let (sharded, is_half) = (shards > 1.0, size < F32);
     let blocks = shape.layers as f64 * shape.block();
     let mut weights = (F32 * shape.embeddings() + size * (shape.norm() + shape.head())) / shards;
-    weights += match in_4_bits {
+    weights += match adapters.four_bits {
         // A block is whole while it computes.
-        true => FOUR_BIT * blocks + size * shape.block(),
-        false => size * blocks / shards,
+        Some(bytes) => bytes * blocks + size * shape.block(),
+        None => size * blocks / shards,
     };
     if shape.tied && is_half && !sharded {
         weights += size * shape.embeddings();

@@ -366,10 +366,30 @@ impl Shape {
 
     /// Parameters of the modules of these names. One that is not known counts as an embedding.
     pub fn whole(&self, modules: &[String]) -> f64 {
+        let norms = (2 * self.layers + 1) as f64 * self.norm();
+        let head_norms = (self.layers * self.head_dim) as f64;
         let one = |module: &String| match last_part(module) {
-            name if name.contains("norm") => (2 * self.layers + 1) as f64 * self.norm(),
+            "q_norm" | "k_norm" => head_norms,
+            // Ends of all names of norms.
+            "norm" if self.head_norms => norms + 2.0 * head_norms,
+            "norm" | "layernorm" => norms,
+            "ln_f" | "final_layer_norm" => self.norm(),
+            name if name.contains("norm") || name.starts_with("ln_") => {
+                self.layers as f64 * self.norm()
+            }
             "score" | "v_head" => self.hidden as f64,
-            _ => self.embedding(),
+            "wpe" => (self.positions * self.hidden) as f64,
+            "query_key_value" | "c_attn" | "qkv_proj" => {
+                (self.layers * self.hidden * self.qkv()) as f64
+            }
+            name => {
+                let mut layers = self.linear().into_iter();
+                let layer = layers.find(|(names, ..)| names.contains(&name));
+                layer.map_or(self.embedding(), |(_, count, sizes)| {
+                    // One side of each is the hidden size.
+                    (self.layers * count * self.hidden * (sizes - self.hidden)) as f64
+                })
+            }
         };
         modules.iter().map(one).sum()
     }

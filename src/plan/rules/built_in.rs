@@ -128,7 +128,7 @@ fn trainer_parallelism(case: &Case<'_>, findings: &mut Findings<'_>) {
 const TRAINER_WEIGHTS: Rule = Rule {
     id: "trainer-weights",
     severity: Severity::Error,
-    summary: "the built-in trainer has no weights in 8 bits, and trains no modules whole beside adapters",
+    summary: "the built-in trainer has no weights in 8 bits",
     text: include_str!("texts/trainer-weights.md"),
     wrong: with("  model: {path: mistralai/Mistral-7B-v0.1, load_in_8bit: true}\n"),
     right: with("  model: {path: mistralai/Mistral-7B-v0.1}\n"),
@@ -138,33 +138,14 @@ const TRAINER_WEIGHTS: Rule = Rule {
 fn trainer_weights(case: &Case<'_>, findings: &mut Findings<'_>) {
     surveyed(case, findings);
     let model = &case.spec().model;
-    let whole = model.adapters && !model.lora_modules_to_save.is_empty();
-    for (path, asked, what) in [
-        (
-            "model.lora_modules_to_save",
-            whole,
-            "modules that are trained whole beside adapters",
-        ),
-        (
-            "model.load_in_8bit",
-            model.load_in_8bit,
-            "weights in 8 bits",
-        ),
-    ] {
-        if asked {
-            let key = case.recipe.key(path);
-            let help = match path {
-                "model.lora_modules_to_save" => "remove it, or plan only".to_owned(),
-                _ => format!(
-                    "override it with `{key}=false` to train on whole weights, or plan only"
-                ),
-            };
-            findings.at(
-                &[path],
-                format!("the built-in trainer has no {what} (`{key}`)"),
-                help,
-            );
-        }
+    if model.load_in_8bit {
+        let path = "model.load_in_8bit";
+        let key = case.recipe.key(path);
+        findings.at(
+            &[path],
+            format!("the built-in trainer has no weights in 8 bits (`{key}`)"),
+            format!("override it with `{key}=false` to train on whole weights, or plan only"),
+        );
     }
 }
 
@@ -415,14 +396,14 @@ mod tests {
     }
 
     #[test]
-    fn weights_in_8_bits_and_whole_modules_are_refused() {
+    fn weights_in_8_bits_are_refused() {
         let mut recipe = recipe();
         recipe.spec.model.adapters = true;
         recipe.spec.model.load_in_4bit = true;
+        recipe.spec.model.lora_modules_to_save = vec!["lm_head".to_owned()];
         assert!(launched("trainer-weights", &recipe).is_empty());
         recipe.spec.model.load_in_8bit = true;
-        recipe.spec.model.lora_modules_to_save = vec!["lm_head".to_owned()];
-        assert_eq!(launched("trainer-weights", &recipe).len(), 2);
+        assert_eq!(launched("trainer-weights", &recipe).len(), 1);
     }
 
     #[test]

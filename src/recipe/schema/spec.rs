@@ -679,6 +679,8 @@ pub struct Model {
     pub lora_modules_to_save: Vec<String>,
     /// Base weights are loaded in 4 bits.
     pub load_in_4bit: bool,
+    /// The scales of weights in 4 bits are in 8 bits (double quantisation).
+    pub use_bnb_nested_quant: bool,
     /// Base weights are loaded in 8 bits.
     pub load_in_8bit: bool,
     /// The external trainer keeps the weights in half precision where nothing shards them (`torch_dtype: bfloat16`), for

@@ -220,12 +220,15 @@ impl Store {
         }
     }
 
-    /// Sets one unit's parameters, which are frozen.
-    pub fn import_frozen(&mut self, unit: usize, parameters: &[f32]) {
+    /// Sets one unit's parameters from an element of the unit on.
+    pub fn set(&mut self, unit: usize, start: usize, parameters: &[f32]) {
         let part = &mut self.parts[unit];
-        let end = (part.offset + part.len).min(part.unit.len);
-        let held = part.offset.min(end)..end;
-        part.parameters[..held.len()].copy_from_slice(&parameters[held]);
+        let from = start.max(part.offset);
+        let to = (start + parameters.len()).min(part.offset + part.len);
+        if from < to {
+            let held = from - part.offset..to - part.offset;
+            part.parameters[held].copy_from_slice(&parameters[from - start..to - start]);
+        }
         self.forget();
     }
 

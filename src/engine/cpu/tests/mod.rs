@@ -131,6 +131,11 @@ fn gradients_with_dropout_agree_with_finite_differences() {
 }
 
 #[test]
+fn whole_modules_are_trained_as_in_the_model() {
+    testing::adapters::whole_modules_are_trained_as_in_the_model(&adapted);
+}
+
+#[test]
 fn weights_below_adapters_are_imported() {
     testing::adapters::weights_below_adapters_are_imported(&adapted);
 }
@@ -149,7 +154,9 @@ fn a_model_in_4_bits_takes_less_memory() {
             rank_stabilized: false,
             dropout: 0.0,
             modules: Vec::new(),
+            saved: Vec::new(),
             is_quantised,
+            is_nested: false,
             seed: 5,
         };
         let wide = ModelConfig {

@@ -191,11 +191,20 @@ fn adapters_train_the_same_in_every_world_and_strategy() {
         rank_stabilized: false,
         dropout: 0.0,
         modules: Vec::new(),
+        saved: Vec::new(),
         is_quantised: false,
+        is_nested: false,
         seed: 5,
+    };
+    let with_whole_modules = Adapters {
+        saved: ["lm_head", "embed_tokens", "norm"]
+            .map(str::to_owned)
+            .to_vec(),
+        ..adapters.clone()
     };
     for strategy in [Strategy::Replicated, SHARDED, ACCUMULATES_UNSHARDED] {
         check_worlds_of((&config(), Some(&adapters)), strategy, 10);
+        check_worlds_of((&config(), Some(&with_whole_modules)), strategy, 5);
         check_worlds_of((&tied(), Some(&adapters)), strategy, 5);
     }
 }

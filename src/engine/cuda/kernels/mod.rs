@@ -62,7 +62,7 @@ pub const SOURCES: [Kernels; 14] = [
     ),
     kernels!("cast.cu": "cast"),
     kernels!("adapter.cu": "dropout", "dropout_backward"),
-    kernels!("nf4.cu": "dequantise"),
+    kernels!("nf4.cu": "dequantise", "dequantise_scales"),
 ];
 
 pub const ATTENTION_F32: Kernels = kernels!(

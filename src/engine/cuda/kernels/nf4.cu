@@ -31,3 +31,15 @@ dequantise(real *weights, const unsigned char *codes, const float *scales, const
     __syncthreads();
     over_grid<WIDE>(elements, aligned(weights), Dequantise{weights, codes, scales, of_codes});
 }
+
+// Scales of codes in 8 bits: scale = numbers[code] · factor + offset, each rounded as on the CPU.
+//
+// scales: [elements]; factors: one for 256 scales, and then the offset; numbers: [256]; all f32. Any grid.
+extern "C" __global__ void __launch_bounds__(256)
+dequantise_scales(float *scales, const unsigned char *codes, const float *factors, const float *numbers,
+                  size_t elements) {
+    float offset = factors[(elements + 255) / 256];
+    size_t threads = (size_t)gridDim.x * blockDim.x;
+    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < elements; i += threads)
+        scales[i] = __fadd_rn(__fmul_rn(numbers[codes[i]], factors[i / 256]), offset);
+}

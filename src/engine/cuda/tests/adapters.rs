@@ -1,8 +1,8 @@
 //! Adapters: the CPU engine is the reference.
 
 use super::*;
-use crate::engine::testing::adapters::{self, cases, fill};
-use crate::engine::{Adapters, Family};
+use crate::engine::Adapters;
+use crate::engine::testing::adapters::{self, cases, fill, with_whole_modules};
 
 /// Calls a test of every engine with the CUDA engine.
 fn of_every_engine(test: fn(adapters::New<'_>)) {
@@ -37,6 +37,11 @@ fn gradients_with_dropout_agree_with_finite_differences() {
 }
 
 #[test]
+fn whole_modules_are_trained_as_in_the_model() {
+    of_every_engine(adapters::whole_modules_are_trained_as_in_the_model);
+}
+
+#[test]
 fn weights_below_adapters_are_imported() {
     of_every_engine(adapters::weights_below_adapters_are_imported);
 }
@@ -49,19 +54,18 @@ fn quantised_weights_are_those_of_their_codes() {
 /// Models with and without dropout of adapters, over whole weights and over those in 4 bits.
 fn variants(models: Vec<(ModelConfig, Adapters)>) -> Vec<(ModelConfig, Adapters)> {
     let variants = models.into_iter().flat_map(|(config, adapters)| {
+        let is_nested = config.tie_word_embeddings;
         [(0.0, false), (0.3, false), (0.3, true)].map(|(dropout, is_quantised)| {
             let adapters = Adapters {
                 dropout,
                 is_quantised,
+                is_nested: is_quantised && is_nested,
                 ..adapters.clone()
             };
             (config.clone(), adapters)
         })
     });
-    let has_codes = |(config, adapters): &(ModelConfig, Adapters)| {
-        !adapters.is_quantised || config.family != Family::GptNeoX
-    };
-    variants.filter(has_codes).collect()
+    variants.collect()
 }
 
 /// The engines with the same weights, and with filled adapters.
@@ -90,7 +94,8 @@ fn every_f32_gradient_of_adapters_is_the_cpu_engines() {
         dropout: &[7, u64::MAX - 3, 1 << 40],
         ..batch.micro_batch()
     };
-    for (config, adapters) in variants(cases()) {
+    let whole = with_whole_modules().into_iter();
+    for (config, adapters) in variants(cases()).into_iter().chain(whole) {
         let drops = adapters.dropout > 0.0;
         let options = CudaOptions {
             adapters: Some(adapters),
@@ -117,7 +122,8 @@ fn every_bf16_gradient_of_adapters_is_near_to_f32() {
     let every_layer = cases().swap_remove(0).1;
     let models = [hoppers(64), of_layer_norms(true), gemma()];
     let models = models.map(|config| (config, every_layer.clone()));
-    for (config, adapters) in variants(models.to_vec()) {
+    let whole = [(hoppers(64), with_whole_modules().swap_remove(0).1)];
+    for (config, adapters) in variants(models.to_vec()).into_iter().chain(whole) {
         let tolerance = if adapters.dropout > 0.0 { 4e-2 } else { 3e-2 };
         let options = CudaOptions {
             adapters: Some(adapters),
@@ -132,7 +138,8 @@ fn every_bf16_gradient_of_adapters_is_near_to_f32() {
 fn steps_of_adapters_have_the_cpu_engines_losses() {
     let Some(device) = device() else { return };
     let batch = Batch::new(3, 20);
-    for (config, adapters) in variants(cases()).into_iter().step_by(2) {
+    let whole = with_whole_modules().into_iter();
+    for (config, adapters) in (variants(cases()).into_iter().step_by(2)).chain(whole) {
         let options = CudaOptions {
             adapters: Some(adapters),
             ..f32_options()

@@ -45,7 +45,7 @@ const WITHOUT_EFFECT: Words = Words(
 );
 
 /// Keys that change the weights, each with the values that do not, the first one for messages.
-const UNSUPPORTED: [(&str, &[&str]); 25] = [
+const UNSUPPORTED: [(&str, &[&str]); 24] = [
     ("auto_insert_empty_system_msg", &["false"]),
     ("average_tokens_across_devices", &["true"]),
     ("bnb_4bit_quant_storage", &[]),
@@ -72,7 +72,6 @@ const UNSUPPORTED: [(&str, &[&str]); 25] = [
     ("task_name", &[]),
     ("truncation_mode", &["keep_start"]),
     ("truncation_side", &["right"]),
-    ("use_bnb_nested_quant", &["false"]),
     ("use_dora", &["false"]),
 ];
 
@@ -327,6 +326,7 @@ tokenizer_name_or_path: b
 tp_size: 2
 train_file: a.json
 train_sampling_strategy: sequential
+use_bnb_nested_quant: true|load_in_4bit: true
 use_flash_attention_2: true
 use_peft: true
 use_rslora: true|use_peft: true

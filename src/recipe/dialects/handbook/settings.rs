@@ -12,7 +12,7 @@ use crate::recipe::schema::run_name;
 use crate::recipe::schema::spec::Objective;
 use crate::recipe::schema::tree::{Given, Tree};
 use crate::recipe::syntax::node::Node;
-use crate::recipe::syntax::scalar::Schema;
+use crate::recipe::syntax::scalar::{Resolved, Schema};
 use crate::recipe::syntax::words::Words;
 use crate::util::suggest::did_you_mean;
 
@@ -271,6 +271,8 @@ pub(crate) fn model(values: &Values, path: &Path, tree: &mut Tree, reading: &mut
     tree.plain_if("model.adapters", values.bool("use_peft"));
     tree.plain_if("model.load_in_4bit", values.bool("load_in_4bit"));
     tree.plain_if("model.load_in_8bit", values.bool("load_in_8bit"));
+    let nested = values.bool("use_bnb_nested_quant");
+    tree.plain_if("model.use_bnb_nested_quant", nested);
     tree.text_if("tokenizer.path", values.text("tokenizer_name_or_path"));
     tree.text_if("tokenizer.chat_template", values.text("chat_template"));
     if let Some(given) = values.text("chat_template_path") {
@@ -290,6 +292,13 @@ pub(crate) fn adapter_sizes(root: &Node, tree: &mut Tree) {
             "lora_target_modules" | "lora_target" | "target_modules" => "model.lora_target_modules",
             "lora_modules_to_save" | "modules_to_save" | "additional_target" => {
                 "model.lora_modules_to_save"
+            }
+            "bnb_4bit_use_double_quant" | "double_quantization" => {
+                if let Some(Resolved::Bool(is_on)) = node.resolve(Schema::PyYaml) {
+                    let given = Given::new(name, is_on, node.span);
+                    tree.plain("model.use_bnb_nested_quant", &given);
+                }
+                continue;
             }
             "quantization_bit" | "quant_bits" | "load_in_bits" => {
                 let bits = match node.int(Schema::PyYaml) {
