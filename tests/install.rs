@@ -1,4 +1,4 @@
-//! The wheel and the archive of the program, each installed into a place of its own, and the schemas for editors.
+//! The wheel and the archive of the program, each installed into an empty place, and the schemas for editors.
 //! `PACKAGING_PYTHON` is a Python with packaging/requirements.txt; scripts/test.sh makes it.
 
 use std::path::{Path, PathBuf};

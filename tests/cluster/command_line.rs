@@ -312,7 +312,7 @@ fn the_doctor_names_what_a_user_lacks() {
 
     let admin = std::fs::read_to_string(std::env::var("KUBECONFIG").unwrap()).unwrap();
     let mut config: Value = serde_saphyr::from_str(&admin).unwrap();
-    config["users"][0]["user"]["as"] = "nobody".into();
+    config["users"][0]["user"]["as"] = "guest".into();
     let config = file(&config);
     let output = evenkeel(&["doctor", "--cluster", "--kubeconfig", path(&config)]);
     let text = output_text(&output);

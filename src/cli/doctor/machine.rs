@@ -176,7 +176,7 @@ fn training(device: &str, ranks: u64) -> Check {
         Err(why) => {
             let next = match device {
                 "cpu" => "free memory or disk space, then `evenkeel doctor`",
-                _ => "mend what is above, or train with `evenkeel launch --device cpu`",
+                _ => "correct what is above, or train with `evenkeel launch --device cpu`",
             };
             Check::fails(TRAINING, format!("{what}: {why}"), next)
         }

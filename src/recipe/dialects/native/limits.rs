@@ -207,7 +207,7 @@ pub(super) fn put(schema: &mut Value) {
     }
 }
 
-/// The schemas below a path of a recipe's keys, in which `*` stands for the items of a list.
+/// The schemas below a path of a recipe's keys, in which `*` is any item of a list.
 fn at<'s>(schema: &'s mut Value, path: &[&str]) -> Vec<&'s mut Map<String, Value>> {
     let Some((key, rest)) = path.split_first() else {
         return schema.as_object_mut().into_iter().collect();
