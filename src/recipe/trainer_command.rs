@@ -27,9 +27,15 @@ const MODULES: Words = Words(
 /// Programs that run the command after them unchanged.
 const WRAPPERS: Words = Words("env exec nice nohup numactl pdm poetry run uv");
 
-/// The commands that an external trainer's command runs: itself, or those of its inline script (`bash -c`).
+/// The commands that an external trainer's command runs: itself, or those of its inline script (`bash -c`), and the words
+/// that the script gets as `$1` and so on.
 fn commands(command: &[String]) -> Vec<Vec<String>> {
-    let lines = Typed::of(command, FileId(0)).lines.into_iter();
+    let typed = Typed::of(command, FileId(0));
+    let parameters = match inner::script(&typed.words) {
+        Some(script) if typed.is_inline_script() => command.get(script + 2..),
+        _ => None,
+    };
+    let lines = typed.lines.into_iter();
     let texts = |line: Line| {
         let words = line.words.iter().map(|word| word.text.as_str());
         let script = inner::script(&line.words).filter(|_| line.shell == Shell::Unread);
@@ -43,7 +49,10 @@ fn commands(command: &[String]) -> Vec<Vec<String>> {
             None => words.map(str::to_owned).collect(),
         }
     };
-    lines.map(texts).collect()
+    lines
+        .map(texts)
+        .chain(parameters.map(<[String]>::to_vec))
+        .collect()
 }
 
 /// The launcher at the start of a command, after wrappers such as `env` and `nice`, or of one in its inline script.
@@ -286,6 +295,8 @@ mod tests {
             "exec a --output_dir 'my out'".to_owned(),
         ];
         assert_eq!(typed(&shell, "output_dir").unwrap(), "--output_dir my out");
+        let given = ["sh", "-c", "python train.py \"$@\"", "train", "loss=dpo"].map(str::to_owned);
+        assert_eq!(typed(&given, "loss").unwrap(), "loss=dpo dpo");
         // The value of another option is no script.
         let value = ["a", "--note", "with --output_dir x"].map(str::to_owned);
         assert_eq!(typed(&value, "output_dir"), None);
