@@ -27,7 +27,9 @@ else
 fi
 
 cargo test --locked --workspace --test cuda_launch -- --ignored --nocapture
-EVENKEEL_THOROUGH=1 cargo test --locked --workspace --test attention
+EVENKEEL_THOROUGH=1 cargo test --locked --workspace --test attention -- --include-ignored
+# Each planted mistake of a kernel must be caught by a test of it.
+cargo test --locked --workspace --test mutations -- --ignored
 EVENKEEL_THOROUGH=1 EVENKEEL_PYTHON=${EVENKEEL_PYTHON:-$PWD/target/python/bin/python} \
   cargo test --locked --workspace --test endurance accelerate_launch_and
 

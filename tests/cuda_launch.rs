@@ -988,6 +988,7 @@ fn a_loss_over_preferences_is_the_same_on_gpus_and_moves_to_the_cpu() {
 }
 
 #[test]
+#[ignore = "takes minutes: scripts/nightly.sh"]
 fn a_qwen3_of_a_folder_moves_from_one_rank_over_three_gpus_to_two() {
     let Some(machine) = Machine::new() else {
         return;

@@ -83,6 +83,7 @@ fn every_shape(source: (&str, &str), real: Real) {
 }
 
 #[test]
+#[ignore = "takes minutes: scripts/nightly.sh"]
 fn f32_attention_agrees() {
     every_shape(F32, Real::F32);
 }

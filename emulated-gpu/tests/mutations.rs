@@ -1498,6 +1498,7 @@ fn attention_wgmma() -> Subject {
 }
 
 #[test]
+#[ignore = "takes minutes: scripts/nightly.sh"]
 fn planted_mistakes_are_caught() {
     let Some(nvrtc) = nvrtc::all().into_iter().next() else {
         return;
