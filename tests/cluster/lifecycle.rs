@@ -4,8 +4,7 @@ use serde_json::{Value, json};
 
 use super::refused::condition;
 use super::support::{
-    IMAGE, Job, create, kit, kubectl, output_text, poll, recipe, restored, running, signal,
-    try_kubectl,
+    IMAGE, Job, create, kit, kubectl, output_text, recipe, restored, running, signal, try_kubectl,
 };
 
 /// The same image under another tag.
@@ -60,8 +59,7 @@ fn a_job_waits_for_its_config_map_and_keeps_its_recipe_snapshot() {
         status["conditions"][0]["status"] == "False"
     });
     assert_eq!(status["conditions"][0]["reason"], "RecipeMissing");
-    let event = || Some(job.events()).filter(|events| events.contains("RecipeMissing"));
-    poll("an event", event, || job.events());
+    job.wait_event("RecipeMissing");
     let _gone = restored("kubectl", &["delete", "configmap", "mapped"]);
     let map = |recipe: Value| {
         json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "mapped"},
@@ -105,7 +103,7 @@ fn pods_that_cannot_train_are_recreated_after_a_pause() {
         "{message}"
     );
     assert!(status["attempts"].as_u64() <= Some(12), "{status:#}");
-    assert!(job.events().contains("PodsEndedEarly"), "{}", job.events());
+    job.wait_event("PodsEndedEarly");
     job.patch(json!({"image": IMAGE}));
     let status = job.finish(96);
     assert!(status.get("podFailures").is_none());

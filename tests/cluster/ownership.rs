@@ -115,8 +115,7 @@ fn taken_names_are_reported_and_the_job_trains_once_they_are_free() {
     let job = Job::apply("squat", &recipe(4800), json!({}));
     let status = job.wait("the condition", |status| name_taken(status).is_some());
     assert_eq!(name_taken(&status).unwrap()["status"], "False");
-    let events = || Some(job.events()).filter(|events| events.contains("NameTaken"));
-    let events = poll("an event", events, || job.events());
+    let events = job.wait_event("NameTaken");
     assert!(
         events.contains("does not belong to this TrainingJob"),
         "{events}"

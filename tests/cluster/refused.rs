@@ -103,8 +103,7 @@ fn a_recipe_in_a_config_map_of_900_kib_is_refused_with_the_way_out() {
         "{message}"
     );
     assert!(job.pods().is_empty());
-    let events = || Some(job.events()).filter(|events| events.contains("PlanRefused"));
-    poll("an event", events, || job.events());
+    job.wait_event("PlanRefused");
     job.patch(json!({"recipe": {"inline": own, "configMap": null}}));
     job.finish(96);
 }
@@ -289,7 +288,7 @@ fn a_quota_that_blocks_pods_is_reported_and_can_be_removed() {
     });
     let message = status["message"].as_str().unwrap();
     assert!(message.contains("exceeded quota: none"), "{message}");
-    assert!(job.events().contains("exceeded quota"), "{}", job.events());
+    job.wait_event("exceeded quota");
     kubectl(&["delete", "quota", "none"]);
     let status = job.finish(96);
     assert_eq!(status["attempts"], 3, "{status:#}");
@@ -375,8 +374,7 @@ fn an_older_crd_is_reported_on_the_job_and_can_be_replaced() {
     let _restored = restored("kubectl", &replace(&own));
     kubectl(&replace(&older));
     let job = Job::apply("newer", &recipe(4800), json!({}));
-    let reported = || Some(job.events()).filter(|events| events.contains("StatusUnwritten"));
-    let events = poll("an event about the CRD", reported, || job.events());
+    let events = job.wait_event("StatusUnwritten");
     assert!(events.contains("charts/evenkeel/crds"), "{events}");
     assert!(job.pods().is_empty());
     kubectl(&replace(&own));

@@ -416,9 +416,15 @@ impl Job {
     }
 
     /// Events of the job.
-    pub fn events(&self) -> String {
+    fn events(&self) -> String {
         let about = format!("involvedObject.name={}", self.name);
         kubectl(&["get", "events", "--field-selector", &about])
+    }
+
+    /// Waits for an event of the job with this text, which follows the status, and returns all of them.
+    pub fn wait_event(&self, text: &str) -> String {
+        let events = || Some(self.events()).filter(|events| events.contains(text));
+        poll(&format!("an event with {text}"), events, || self.events())
     }
 
     /// Checks the sample ledger on the volume.
