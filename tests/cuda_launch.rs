@@ -1269,7 +1269,7 @@ fn the_doctor_trains_on_gpus_of_two_models() {
     let text = String::from_utf8_lossy(&output.stdout);
     assert_eq!(output.status.code(), Some(0), "{text}");
     for line in [
-        "ok  GPUs          1 × NVIDIA H100 of 1.0 GiB, 1 × NVIDIA A100 of 1.0 GiB",
+        "ok  GPUs          1 × NVIDIA H100 of 1.00 GiB, 1 × NVIDIA A100 of 1.00 GiB",
         "--  devices       1 of 2 GPUs is used: the GPUs are of different models (NVIDIA H100, NVIDIA A100)",
         "ok  training      1 process on the GPUs took two steps of a tiny model",
     ] {
