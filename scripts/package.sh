@@ -12,8 +12,8 @@ out=$(realpath -m "${OUT:-dist}") profile=${PROFILE:-release} data=target/packag
 python=$(realpath -s "${PACKAGING_PYTHON:-target/packaging/bin/python}")
 [ -n "${PACKAGING_PYTHON:-}" ] || scripts/virtualenv.sh target/packaging packaging/requirements.txt
 
-# maturin reads the pyproject.toml of its working directory.
-build=(env -C packaging "$python" -m maturin build --quiet --profile "$profile")
+# maturin reads the pyproject.toml of its working directory, and finds zig by the first python3 of the path.
+build=(env -C packaging PATH="$(dirname "$python"):$PATH" "$python" -m maturin build --quiet --profile "$profile")
 if [ "$profile" = release ]; then
   target=${1:-$(rustc -vV | sed -n 's/^host: //p')}
   # zig links with the C library of manylinux2014, and for other processors.
