@@ -1276,3 +1276,25 @@ fn the_doctor_trains_on_gpus_of_two_models() {
         assert!(text.contains(line), "{text}");
     }
 }
+
+#[test]
+fn the_doctor_fails_for_a_missing_library_only_if_gpus_are_asked_for() {
+    let Some(machine) = Machine::new() else {
+        return;
+    };
+    std::fs::remove_file(machine.path().join("libraries/libnccl.so.2")).unwrap();
+    let settings = [("EMULATED_GPU_DEVICES", "2"), ("HF_HUB_OFFLINE", "1")];
+    for (words, code, mark) in [("doctor", 0, "--"), ("doctor --gpus", 1, "NO")] {
+        let output = machine.evenkeel(words, &settings).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert_eq!(output.status.code(), Some(code), "{text}");
+        assert!(
+            text.contains(&format!("{mark}  CUDA          NCCL: missing")),
+            "{text}"
+        );
+        assert!(
+            text.contains("ok  training      1 process on the GPUs took two steps"),
+            "{text}"
+        );
+    }
+}

@@ -5,8 +5,11 @@ use std::collections::BTreeMap;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     JSONSchemaProps, JSONSchemaPropsOrArray,
 };
+use kube::Resource;
 use schemars::{Schema, SchemaGenerator, json_schema};
 use serde_json::{Value, json};
+
+use super::TrainingJob;
 
 /// Characters of a message. The schema has the same limit.
 pub const MESSAGE: usize = 4096;
@@ -107,12 +110,11 @@ pub fn without_unsigned_formats(schema: &mut JSONSchemaProps) {
 
 /// The schema of a whole TrainingJob for editors, from that of the API server. Where the API server drops a field
 /// (`kubectl apply` refuses it), it is an error.
-pub fn of_training_job(server: Value) -> Value {
-    let mut schema = server;
+pub fn of_training_job(mut schema: Value) -> Value {
     strict(&mut schema);
     let properties = &mut schema["properties"];
-    properties["apiVersion"] = json!({"const": "evenkeel.dev/v1alpha1"});
-    properties["kind"] = json!({"const": "TrainingJob"});
+    properties["apiVersion"] = json!({"const": TrainingJob::api_version(&())});
+    properties["kind"] = json!({"const": TrainingJob::kind(&())});
     properties["metadata"] = json!({"type": "object"});
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema".into();
     schema["title"] = "Evenkeel TrainingJob".into();

@@ -83,7 +83,7 @@ impl Next {
 enum State {
     Works,
     Fails,
-    /// It is not here, and nothing asked for it.
+    /// It does not work or is not here, and nothing asked for it.
     Absent,
 }
 
@@ -167,16 +167,10 @@ impl Checks {
         self.done.push(check);
         Ok(())
     }
-
-    fn has_failed(&self, name: &str) -> bool {
-        let mut all = self.done.iter();
-        all.any(|check| check.name == name && check.state == State::Fails)
-    }
 }
 
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let asks_a_cluster = args.cluster;
-    if !asks_a_cluster {
+    if !args.cluster {
         needs(args.selected.flag(), "--cluster")?;
     }
     let mut checks = Checks {
@@ -188,8 +182,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     if let Some(url) = &args.bucket {
         remote::bucket(url, &mut checks)?;
     }
-    cluster::check(&args.selected, asks_a_cluster, &mut checks)?;
-    // What nothing asked for has the state `Absent` where it does not work.
+    cluster::check(&args.selected, args.cluster, &mut checks)?;
     let failed = checks
         .done
         .iter()
@@ -198,7 +191,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     failed.dedup();
     match args.output {
         Format::Text if failed.is_empty() => output::line("training on this machine works")?,
-        Format::Text if checks.has_failed(machine::TRAINING) => {
+        Format::Text if failed.contains(&machine::TRAINING) => {
             output::line(format_args!(
                 "training on this machine does not work: {}",
                 failed.join(", ")

@@ -16,6 +16,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 
 use crate::bucket::{Bucket, Object, is_url};
 use crate::lifecycle::protocol::exit;
+use crate::util::child;
 use crate::util::input;
 use crate::util::key::sha256;
 use crate::util::lock::lock;
@@ -24,8 +25,6 @@ use crate::util::lock::lock;
 const LINE: u64 = 4096;
 /// Time for the rest of the output after the command has ended.
 const DRAIN: Duration = Duration::from_millis(500);
-/// Time between two looks at the command.
-const LOOK: Duration = Duration::from_millis(50);
 /// Lines of the setup command's output in an error.
 const LAST_LINES: usize = 5;
 /// Most bytes of an archive, of the files in it, and most of these.
@@ -112,19 +111,12 @@ fn run_shell(command: &str, directory: &Path, seconds: u32) -> anyhow::Result<Ex
             line.clear();
         }
     });
-    let deadline = Instant::now() + Duration::from_secs(seconds.into());
-    let ended = loop {
-        match child.try_wait()? {
-            Some(ended) => break Some(ended),
-            None if Instant::now() > deadline => {
-                // What it has started may be what hangs.
-                kill_process_group(Pid::from_child(&child), Signal::KILL)?;
-                child.wait()?;
-                break None;
-            }
-            None => std::thread::sleep(LOOK),
-        }
-    };
+    let ended = child::ended_within(&mut child, Duration::from_secs(seconds.into()))?;
+    if ended.is_none() {
+        // What it has started may be what hangs.
+        kill_process_group(Pid::from_child(&child), Signal::KILL)?;
+        child.wait()?;
+    }
     // What the command has left running may keep the pipe open.
     let until = Instant::now() + DRAIN;
     while !reader.is_finished() && Instant::now() < until {

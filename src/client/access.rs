@@ -106,8 +106,7 @@ impl Cluster {
         Ok(answer.status.is_some_and(|status| status.allowed))
     }
 
-    /// The version of each controller of this cluster, and the image of its pods. The user needs the right to list
-    /// Deployments.
+    /// The controllers of this cluster. The user needs the right to list Deployments.
     pub async fn controllers(&self) -> Result<Vec<Controller>, ClientError> {
         let all: Api<Deployment> = Api::all(self.client.clone());
         let named = ListParams::default().labels("app.kubernetes.io/name=evenkeel-controller");

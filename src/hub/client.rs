@@ -154,13 +154,7 @@ impl Client {
         let revision = utf8_percent_encode(&repo.revision, UNRESERVED);
         let kind = repo.kind.plural();
         let url = self.url(&format!("api/{kind}/{}/revision/{revision}", repo.id))?;
-        let body = self.again(async || {
-            let answer = self.send(Method::GET, &url, HeaderMap::new(), Follow::Endpoint);
-            let answer = self.accepted(answer.await?)?;
-            let body = timeout(LISTING_TIME, self.body(answer, LISTING_BYTES));
-            body.await.unwrap_or_else(|_| Err(slow()))
-        });
-        let body = body.await?;
+        let body = self.again(async || self.answer(&url).await).await?;
         let unusable = |why: String| Cause::Answer(format!("{url}: {why}"));
         let info: Info =
             serde_json::from_slice(&body).map_err(|error| unusable(error.to_string()))?;
@@ -188,18 +182,8 @@ impl Client {
             None => "api/models?limit=1",
         };
         let url = self.url(path)?;
-        let answer = async {
-            let answer = self.send(Method::GET, &url, HeaderMap::new(), Follow::Endpoint);
-            let answer = answer.await?;
-            if self.token.is_some() && matches!(answer.status().as_u16(), 401 | 403) {
-                return Err(Cause::Token.into());
-            }
-            let body = self.body(self.accepted(answer)?, LISTING_BYTES);
-            timeout(LISTING_TIME, body)
-                .await
-                .unwrap_or_else(|_| Err(slow()))
-        };
-        let body = answer.await.map_err(|failure: Failure| match failure {
+        let body = self.answer(&url).await.map_err(|failure| match failure {
+            Failure::Final(Cause::Denied(_) | Cause::Gated) if self.token.is_some() => Cause::Token,
             Failure::Later(cause, _) | Failure::Final(cause) => cause,
         })?;
         if self.token.is_none() {
@@ -345,6 +329,14 @@ impl Client {
             body.extend_from_slice(&piece);
         }
         Ok(body)
+    }
+
+    /// What the hub's API answers.
+    async fn answer(&self, url: &Url) -> Result<Vec<u8>, Failure> {
+        let answer = self.send(Method::GET, url, HeaderMap::new(), Follow::Endpoint);
+        let answer = self.accepted(answer.await?)?;
+        let body = timeout(LISTING_TIME, self.body(answer, LISTING_BYTES));
+        body.await.unwrap_or_else(|_| Err(slow()))
     }
 
     /// Repeats a request while it may succeed later.

@@ -346,23 +346,27 @@ impl Devices {
 }
 
 /// One line for people: `8 × NVIDIA H100 80GB HBM3`, `1 CPU rank with 2 threads`.
+/// How many there are of each, in the order of the first: `2 × NVIDIA H100, 1 × NVIDIA A100`.
+pub fn tally(things: impl IntoIterator<Item = impl PartialEq + fmt::Display>) -> String {
+    let mut kinds: Vec<(_, usize)> = Vec::new();
+    for thing in things {
+        match kinds.iter_mut().find(|(kind, _)| *kind == thing) {
+            Some((_, count)) => *count += 1,
+            None => kinds.push((thing, 1)),
+        }
+    }
+    let shown = kinds
+        .iter()
+        .map(|(kind, count)| format!("{count} × {kind}"));
+    shown.collect::<Vec<_>>().join(", ")
+}
+
 impl fmt::Display for Devices {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Devices::Gpus { devices } => {
-                let mut kinds: Vec<(&str, usize)> = Vec::new();
-                for device in devices {
-                    let name = device.name.as_deref().unwrap_or("unnamed GPU");
-                    match kinds.iter_mut().find(|(kind, _)| *kind == name) {
-                        Some((_, count)) => *count += 1,
-                        None => kinds.push((name, 1)),
-                    }
-                }
-                for (nth, (name, count)) in kinds.iter().enumerate() {
-                    let comma = if nth == 0 { "" } else { ", " };
-                    write!(f, "{comma}{count} × {name}")?;
-                }
-                Ok(())
+                let names = devices.iter().map(|device| device.name.as_deref());
+                f.write_str(&tally(names.map(|name| name.unwrap_or("unnamed GPU"))))
             }
             Devices::CpuRanks { ranks, threads, .. } => {
                 let rank = if *ranks == 1 { "rank" } else { "ranks" };

@@ -4,6 +4,7 @@
 pub mod allocations;
 pub mod allocator;
 pub mod causes;
+pub mod child;
 pub mod durable;
 pub mod format;
 pub mod hex128;

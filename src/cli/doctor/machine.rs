@@ -1,6 +1,6 @@
 //! This machine: program, memory, disk, GPUs with their libraries, and a training of two processes.
 
-use std::io::Read as _;
+use std::fs::{self, File};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -10,8 +10,9 @@ use serde_json::json;
 use super::{Check, Checks, Next};
 use crate::cli::processes::{Asked, DeviceChoice};
 use crate::engine::cuda::libraries;
-use crate::inventory::{Devices, DriverState, Inventory};
+use crate::inventory::{Devices, DriverState, Inventory, tally};
 use crate::plan::DeviceKind;
+use crate::util::child;
 use crate::util::durable::free_space;
 use crate::util::format::{bytes, count};
 
@@ -27,11 +28,10 @@ pub(super) fn check(needs_gpus: bool, checks: &mut Checks) -> anyhow::Result<()>
     checks.add(Check::works("evenkeel", format!("{version}, {program}")))?;
     let inventory = Inventory::discover();
     checks.add(processors(&inventory))?;
-    let disk = disk();
-    checks.add(disk)?;
+    checks.add(disk())?;
     checks.add(gpus(&inventory, needs_gpus))?;
     let has_gpus = matches!(inventory.devices(), Devices::Gpus { .. });
-    for check in cuda(has_gpus || needs_gpus) {
+    for check in cuda(has_gpus, needs_gpus) {
         checks.add(check)?;
     }
     let asked = Asked {
@@ -94,35 +94,23 @@ fn gpus(inventory: &Inventory, needed: bool) -> Check {
             Check::absent(NAME, missing, Some(install.as_str().into()), needed)
         }
         (DriverState::TooOld { message } | DriverState::Broken { message }, _) => {
-            Check::fails(NAME, message, Next::command("nvidia-smi"))
+            Check::absent(NAME, message, Some(Next::command("nvidia-smi")), needed)
         }
         (DriverState::Present { .. }, Devices::Gpus { devices }) => {
-            let mut kinds: Vec<(String, usize)> = Vec::new();
-            for device in devices {
+            let shown = tally(devices.into_iter().map(|device| {
                 let name = device.name.unwrap_or_else(|| "GPU".to_owned());
-                let memory = device
-                    .memory
-                    .map_or_else(String::new, |all| format!(" of {}", bytes(all)));
-                let kind = name + &memory;
-                match kinds.iter_mut().find(|(known, _)| *known == kind) {
-                    Some((_, number)) => *number += 1,
-                    None => kinds.push((kind, 1)),
+                match device.memory {
+                    Some(memory) => format!("{name} of {}", bytes(memory)),
+                    None => name,
                 }
-            }
-            let shown = kinds
-                .iter()
-                .map(|(kind, number)| format!("{number} × {kind}"));
-            let shown = shown.collect::<Vec<_>>().join(", ");
+            }));
             let unusable = inventory.gpus.iter().filter_map(|gpu| gpu.problem.as_ref());
             let unusable: Vec<&str> = unusable.map(String::as_str).collect();
             if unusable.is_empty() {
                 Check::works(NAME, shown)
             } else {
-                Check::fails(
-                    NAME,
-                    format!("{shown}; another one: {}", unusable.join("; ")),
-                    Next::command("evenkeel gpus"),
-                )
+                let found = format!("{shown}; another one: {}", unusable.join("; "));
+                Check::absent(NAME, found, Some(Next::command("evenkeel gpus")), needed)
             }
         }
         (DriverState::Present { .. }, Devices::CpuRanks { why, .. }) => {
@@ -131,11 +119,11 @@ fn gpus(inventory: &Inventory, needed: bool) -> Check {
     }
 }
 
-/// The libraries that training on GPUs needs; one line if GPUs are not here.
-fn cuda(needed: bool) -> Vec<Check> {
+/// The libraries that training on GPUs needs; one line if GPUs are neither here nor needed.
+fn cuda(has_gpus: bool, needed: bool) -> Vec<Check> {
     const NAME: &str = "CUDA";
     let found = libraries::find();
-    if !needed {
+    if !has_gpus && !needed {
         let missing = found
             .iter()
             .filter(|library| library.problem.is_some())
@@ -147,11 +135,10 @@ fn cuda(needed: bool) -> Vec<Check> {
         return vec![Check::absent(NAME, about, None, false)];
     }
     let check = |library: &libraries::LibraryCheck| match (&library.problem, &library.version) {
-        (Some(problem), _) => Check::fails(
-            NAME,
-            format!("{}: {}", library.name, problem.fault),
-            problem.install,
-        ),
+        (Some(problem), _) => {
+            let found = format!("{}: {}", library.name, problem.fault);
+            Check::absent(NAME, found, Some(problem.install.into()), needed)
+        }
         (None, Some(version)) => Check::works(NAME, format!("{} {version}", library.name)),
         (None, None) => Check::works(NAME, library.name),
     };
@@ -202,50 +189,30 @@ fn train(device: &str, ranks: u64) -> Result<(), String> {
             "budget": {"samples": 8},
         },
     });
-    let file = place.path().join("recipe.json");
-    std::fs::write(&file, recipe.to_string()).map_err(said)?;
-    let program = std::env::current_exe().map_err(said)?;
-    let mut launched = Command::new(program)
+    let [recipe_file, said_file] = ["recipe.json", "errors"].map(|name| place.path().join(name));
+    fs::write(&recipe_file, recipe.to_string()).map_err(said)?;
+    let mut launched = Command::new(std::env::current_exe().map_err(said)?)
         .arg("launch")
-        .arg(&file)
-        .args([
-            "--device",
-            device,
-            "--quiet",
-            "--procs",
-            &ranks.to_string(),
-            "--out",
-        ])
+        .arg(&recipe_file)
+        .args(["--device", device, "--procs", &ranks.to_string()])
+        .args(["--quiet", "--out"])
         .arg(place.path().join("run"))
         // The index of runs is in there.
         .env("XDG_STATE_HOME", place.path())
         .stdin(Stdio::null())
         .stdout(Stdio::null())
-        .stderr(Stdio::piped())
+        .stderr(File::create(&said_file).map_err(said)?)
         .spawn()
         .map_err(said)?;
-    let mut stderr = launched.stderr.take().expect("a pipe");
-    let reader = std::thread::spawn(move || {
-        let mut text = String::new();
-        let _ = stderr.read_to_string(&mut text);
-        text
-    });
-    let began = Instant::now();
-    let status = loop {
-        if let Some(status) = launched.try_wait().map_err(said)? {
-            break status;
-        }
-        if began.elapsed() > LIMIT {
-            let _ = launched.kill();
-            let _ = launched.wait();
-            return Err(format!("no end within {} s", LIMIT.as_secs()));
-        }
-        std::thread::sleep(Duration::from_millis(50));
+    let Some(status) = child::ended_within(&mut launched, LIMIT).map_err(said)? else {
+        let _ = launched.kill();
+        let _ = launched.wait();
+        return Err(format!("no end within {} s", LIMIT.as_secs()));
     };
     if status.success() {
         return Ok(());
     }
-    let text = reader.join().unwrap_or_default();
+    let text = fs::read_to_string(&said_file).unwrap_or_default();
     let mut lines = text.lines().filter(|line| !line.trim().is_empty());
     let error = lines.clone().find(|line| line.contains("error"));
     let last = error.or(lines.next_back());
