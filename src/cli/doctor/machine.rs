@@ -15,6 +15,7 @@ use crate::plan::DeviceKind;
 use crate::util::child;
 use crate::util::durable::free_space;
 use crate::util::format::{bytes, count};
+use crate::util::input;
 
 pub(super) const TRAINING: &str = "training";
 
@@ -212,7 +213,8 @@ fn train(device: &str, ranks: u64) -> Result<(), String> {
     if status.success() {
         return Ok(());
     }
-    let text = fs::read_to_string(&said_file).unwrap_or_default();
+    let text = input::read(&said_file, 1 << 20).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
     let mut lines = text.lines().filter(|line| !line.trim().is_empty());
     let error = lines.clone().find(|line| line.contains("error"));
     let last = error.or(lines.next_back());
