@@ -7,7 +7,7 @@ use kube::ResourceExt;
 
 use super::context::Reconciliation;
 use super::observe::ClusterState;
-use super::planning::{Planned, Unplanned, World};
+use super::planning::{Planning, Unplanned, World};
 use super::reservations::Pool;
 use super::status;
 use crate::api::Capacity;
@@ -28,7 +28,7 @@ pub struct Decision {
     pub world: Option<World>,
     /// Number of slots that fit on the present nodes.
     pub placeable: u32,
-    pub planned: Planned,
+    pub planned: Planning,
 }
 
 impl Reconciliation<'_> {
@@ -38,7 +38,7 @@ impl Reconciliation<'_> {
         &self,
         status: &TrainingJobStatus,
         cluster: &ClusterState,
-        planned: Planned,
+        planned: Planning,
         feasible: &[u32],
     ) -> Result<Decision, Unplanned> {
         let (placement, placeable) = self.place(status, cluster, &planned, feasible);
@@ -65,7 +65,7 @@ impl Reconciliation<'_> {
         &self,
         status: &TrainingJobStatus,
         cluster: &ClusterState,
-        planned: &Planned,
+        planned: &Planning,
         feasible: &[u32],
     ) -> (Placement, u32) {
         let Reconciliation { job, context, now } = *self;

@@ -43,9 +43,9 @@ impl From<Refusal> for Unplanned {
     }
 }
 
-/// The worlds that a job may have.
+/// What planning a job has found.
 #[derive(Default)]
-pub struct Planned {
+pub struct Planning {
     /// The recipe that is planned. `None`: the spec is refused or waits for its turn, and only the worlds that the
     /// status names are known.
     pub recipe: Option<Arc<JobRecipe>>,
@@ -66,9 +66,9 @@ impl Reconciliation<'_> {
     pub async fn plan(
         &self,
         status: &TrainingJobStatus,
-    ) -> Result<(Planned, Option<(KeptRecipe, World)>), Unplanned> {
+    ) -> Result<(Planning, Option<(KeptRecipe, World)>), Unplanned> {
         if let Err(refusal) = self.refuse_unbuildable() {
-            let planned = Planned {
+            let planned = Planning {
                 is_unbuildable: true,
                 ..self.refused(status, refusal)?
             };
@@ -77,11 +77,11 @@ impl Reconciliation<'_> {
         match self.read_and_plan(status).await {
             Ok((recipe, first)) => {
                 self.state(|state| state.planned = Arc::downgrade(&recipe));
-                let planned = Planned {
+                let planned = Planning {
                     recipe: Some(recipe),
                     verdict: Some(Ok(())),
                     edits: true,
-                    ..Planned::default()
+                    ..Planning::default()
                 };
                 Ok((planned, first))
             }
@@ -145,8 +145,8 @@ impl Reconciliation<'_> {
     pub fn evaluate_observed(
         &self,
         status: &TrainingJobStatus,
-        planned: Planned,
-    ) -> Result<(Planned, Vec<u32>), Unplanned> {
+        planned: Planning,
+    ) -> Result<(Planning, Vec<u32>), Unplanned> {
         let reached = reached(status);
         let feasible = match &planned.recipe {
             None => Ok(self.named_nodes(status, &planned, reached)),
@@ -182,11 +182,11 @@ impl Reconciliation<'_> {
     pub fn without_plan(
         &self,
         status: &TrainingJobStatus,
-        planned: Planned,
+        planned: Planning,
         unplanned: Unplanned,
-    ) -> Result<Planned, Unplanned> {
+    ) -> Result<Planning, Unplanned> {
         match unplanned {
-            Unplanned::Later(pause) => Ok(Planned {
+            Unplanned::Later(pause) => Ok(Planning {
                 verdict: planned.verdict,
                 ..self.until_turn(pause, planned.edits)?
             }),
@@ -201,28 +201,28 @@ impl Reconciliation<'_> {
     }
 
     /// A refused job continues with the plan of its newest generation.
-    fn refused(&self, status: &TrainingJobStatus, refusal: Refusal) -> Result<Planned, Unplanned> {
+    fn refused(&self, status: &TrainingJobStatus, refusal: Refusal) -> Result<Planning, Unplanned> {
         self.state(|state| state.planned = Weak::new());
         if status.generation.is_none() {
             return Err(Unplanned::Refused(refusal));
         }
-        Ok(Planned {
+        Ok(Planning {
             verdict: Some(Err(refusal)),
-            ..Planned::default()
+            ..Planning::default()
         })
     }
 
     /// What is known without a plan of a job whose generation runs. If none runs, nothing is urgent.
-    fn until_turn(&self, pause: Duration, edits: bool) -> Result<Planned, Unplanned> {
+    fn until_turn(&self, pause: Duration, edits: bool) -> Result<Planning, Unplanned> {
         let status = self.job.status.as_ref();
         let current = status.and_then(|status| status.generation.as_ref());
         if current.is_none_or(|current| current.outcome.is_some()) {
             return Err(Unplanned::Later(pause));
         }
-        Ok(Planned {
+        Ok(Planning {
             waits: Some(pause),
             edits,
-            ..Planned::default()
+            ..Planning::default()
         })
     }
 
@@ -231,7 +231,7 @@ impl Reconciliation<'_> {
     fn named_nodes(
         &self,
         status: &TrainingJobStatus,
-        planned: &Planned,
+        planned: &Planning,
         reached: Reached,
     ) -> Vec<u32> {
         let others: &[u32] = match &status.plan {
@@ -414,7 +414,7 @@ impl Reconciliation<'_> {
         &self,
         status: &TrainingJobStatus,
         placeable: u32,
-        planned: &Planned,
+        planned: &Planning,
     ) -> Result<Option<String>, Unplanned> {
         let Some(recipe) = planned
             .recipe
@@ -450,7 +450,7 @@ impl Reconciliation<'_> {
     /// `batch`: the question after an out-of-memory error.
     pub fn smaller(
         &self,
-        planned: &Planned,
+        planned: &Planning,
         reached: Reached,
         plan: &Plan,
         batch: u64,
@@ -473,7 +473,7 @@ impl Reconciliation<'_> {
         &self,
         status: &TrainingJobStatus,
         placement: &Placement,
-        planned: &Planned,
+        planned: &Planning,
     ) -> Result<Option<World>, Unplanned> {
         let PlacementAction::Ranks(RankAction::Publish {
             world: members,

@@ -21,7 +21,7 @@ use super::error::ReconcileError;
 use super::events::announce;
 use super::observe::ClusterState;
 use super::ownership::MANAGER;
-use super::planning::{Planned, Unplanned};
+use super::planning::{Planning, Unplanned};
 use super::recipes::reached;
 use super::{faults, status, unreadable};
 use crate::api::TrainingJob;
@@ -160,8 +160,8 @@ impl Reconciliation<'_> {
     fn observe(
         &self,
         status: TrainingJobStatus,
-        planned: Planned,
-    ) -> Result<(Observed, Planned), Stopped> {
+        planned: Planning,
+    ) -> Result<(Observed, Planning), Stopped> {
         let cluster = self.cluster_state(&status, &planned);
         let progress = reached(&status);
         let mut unplanned = None;
@@ -203,7 +203,7 @@ impl Reconciliation<'_> {
     fn evaluate_and_decide(
         &self,
         observed: Observed,
-        planned: Planned,
+        planned: Planning,
     ) -> Result<(Observed, Decision), Stopped> {
         let (planned, feasible) = match self.evaluate_observed(&observed.status, planned) {
             Ok(evaluated) => evaluated,
@@ -224,7 +224,7 @@ impl Reconciliation<'_> {
         }
     }
 
-    fn cluster_state(&self, status: &TrainingJobStatus, planned: &Planned) -> ClusterState {
+    fn cluster_state(&self, status: &TrainingJobStatus, planned: &Planning) -> ClusterState {
         let current = status.generation.as_ref();
         let batch = current.map(|current| current.record.plan.global_batch_size);
         let recipe = planned.recipe.as_ref();

@@ -12,7 +12,7 @@ use super::conditions::Refusal;
 use super::context::Reconciliation;
 use super::observe::ClusterState;
 use super::outcome::{self, Counted, count_pods};
-use super::planning::{Planned, World};
+use super::planning::{Planning, World};
 use crate::api::condition::ConditionReason;
 use crate::api::status::{
     AfterLoss, Current, KeptRecipe, Phase, PlanSummary, PodFailures, Progress, Rescale,
@@ -76,7 +76,7 @@ impl Reconciliation<'_> {
         &self,
         status: TrainingJobStatus,
         before: &TrainingJobStatus,
-        planned: &Planned,
+        planned: &Planning,
         first: Option<(KeptRecipe, World)>,
     ) -> TrainingJobStatus {
         let observed_generation = if planned.verdict.is_some() {

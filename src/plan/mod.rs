@@ -29,4 +29,4 @@ pub use planner::{default_world, examine, plan, refused_by_built_in};
 pub use request::{Flaw, PlanRequest, Reached};
 pub use runner::{AskedRunner, DeviceKind, DeviceMemory, Runner};
 pub use start::{Start, start, starter};
-pub use worlds::{KnownWorlds, Refusal, Worlds};
+pub use worlds::{KnownWorlds, NoPlan, Worlds};

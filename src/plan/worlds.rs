@@ -37,20 +37,20 @@ pub struct Worlds {
 /// What is known without a further plan.
 #[derive(Debug, Clone, Default)]
 struct Known {
-    verdicts: HashMap<Key, Option<Refusal>>,
+    verdicts: HashMap<Key, Option<NoPlan>>,
     plans: HashMap<Key, Plan>,
 }
 
 /// Why a world has no plan.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Refusal {
+pub struct NoPlan {
     /// The first error; `None`: the recipe has too little for a plan.
     error: Option<Diagnostic>,
     /// The world splits the batch: another rule refuses it.
     splits: bool,
 }
 
-impl fmt::Display for Refusal {
+impl fmt::Display for NoPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.error {
             Some(error) => f.write_str(&error.one_line()),
@@ -59,9 +59,9 @@ impl fmt::Display for Refusal {
     }
 }
 
-impl Refusal {
-    fn of(draft: &Draft) -> Refusal {
-        Refusal {
+impl NoPlan {
+    fn of(draft: &Draft) -> NoPlan {
+        NoPlan {
             error: draft.errors().next().cloned(),
             splits: draft.split.is_some(),
         }
@@ -163,14 +163,14 @@ impl Worlds {
                 known.plans.insert(self.key(world, reached), plan);
                 None
             }
-            None => Some(Refusal::of(&draft)),
+            None => Some(NoPlan::of(&draft)),
         };
         known.verdicts.insert((world, reached), refusal);
         draft
     }
 
     /// Why a world has no plan; `None`: it has one.
-    pub fn refusal(&self, world: u64, reached: Reached) -> Option<Refusal> {
+    pub fn refusal(&self, world: u64, reached: Reached) -> Option<NoPlan> {
         if let Some(verdict) = self.known().refusal(world, reached) {
             return verdict;
         }
@@ -265,7 +265,7 @@ impl KnownWorlds<'_> {
         Some(self.refusal(world, reached)?.is_none())
     }
 
-    pub fn refusal(self, world: u64, reached: Reached) -> Option<Option<Refusal>> {
+    pub fn refusal(self, world: u64, reached: Reached) -> Option<Option<NoPlan>> {
         let known = lock(&self.0.known);
         if known.plans.contains_key(&self.0.key(world, reached)) {
             return Some(None);

@@ -60,9 +60,9 @@ pub(crate) fn gather(
         variables,
         ..
     } = given_file(request, text, reading)?;
-    let typed = TypedCommand::of(&request.command, reading);
+    let typed = typed(&request.command, reading);
     if let Some(typed) = &typed {
-        command = Some(typed.read(reading)?);
+        command = Some(read_typed(typed, reading)?);
     }
     let launch = command.as_ref().map(|command| &command.launch);
     let started = started(request, typed.as_ref(), launch, reading)?;
@@ -95,9 +95,9 @@ pub(crate) fn gather_launcher(
         script,
         variables,
     } = given_file(request, text, reading)?;
-    let typed = TypedCommand::of(&request.command, reading);
+    let typed = typed(&request.command, reading);
     if let Some(typed) = &typed {
-        command = typed.read(reading);
+        command = read_typed(typed, reading);
     }
     let launch = command.as_ref().map(|command| &command.launch);
     let started = started(request, typed.as_ref(), launch, reading)?;
@@ -613,55 +613,41 @@ fn read_command(
     Some(command)
 }
 
-/// The words after `--`. Messages show them as a virtual file.
-struct TypedCommand {
-    typed: Typed,
-    text: String,
-    file: FileId,
+/// The words after `--`; `None`: there are none.
+fn typed(words: &[String], reading: &mut Reading) -> Option<Typed> {
+    if words.is_empty() {
+        return None;
+    }
+    let text = format!("{}\n", shell::join(words));
+    let file = reading.sources.add(shell::COMMAND, text);
+    reading.converted.push(file);
+    Some(Typed::of(words, file))
 }
 
-impl TypedCommand {
-    /// `None`: there are no words.
-    fn of(words: &[String], reading: &mut Reading) -> Option<TypedCommand> {
-        if words.is_empty() {
-            return None;
-        }
-        let text = shell::join(words);
-        let file = reading.sources.add(shell::COMMAND, format!("{text}\n"));
-        reading.converted.push(file);
-        Some(TypedCommand {
-            typed: Typed::of(words, file),
-            text,
-            file,
-        })
-    }
-
-    fn read(&self, reading: &mut Reading) -> Option<Command> {
-        let text = (self.text.as_str(), self.file);
-        let command = command::of_typed(&self.typed, text, &mut reading.diagnostics)?;
-        reading.files.command = Some((self.file, command.end));
-        Some(command)
-    }
+fn read_typed(typed: &Typed, reading: &mut Reading) -> Option<Command> {
+    let command = command::of_typed(typed, &mut reading.diagnostics)?;
+    reading.files.command = Some((typed.file, command.end));
+    Some(command)
 }
 
 /// The external trainer's command that the request gives. `job`: the job's command, with its launch. The outer `None`:
 /// evenkeel cannot replace the launcher.
 fn started(
     request: &Request,
-    job: Option<&TypedCommand>,
+    job: Option<&Typed>,
     launch: Option<&Launch>,
     reading: &mut Reading,
 ) -> Option<Option<Split>> {
     if let Some(job) = job.filter(|_| request.starts_command) {
         let found = match launch {
             Some(launch) => Some(launch.clone()),
-            None => launcher::find(&job.typed.words),
+            None => launcher::find(&job.words),
         };
         let (words, found) = (&request.command, found.as_ref());
-        return alone::started(words, &job.typed, found, true, reading).map(Some);
+        return alone::started(words, job, found, true, reading).map(Some);
     }
     let words = &request.trainer_command;
-    let Some(TypedCommand { typed, .. }) = TypedCommand::of(words, reading) else {
+    let Some(typed) = typed(words, reading) else {
         return Some(None);
     };
     let found = launcher::find(&typed.words);

@@ -12,7 +12,7 @@ use crate::api::status::Phase;
 use crate::lifecycle::placement::{Placement, PlacementAction};
 use crate::lifecycle::{Outcome, RankAction, Reason};
 use crate::operator::context::Reconciliation;
-use crate::operator::planning::Planned;
+use crate::operator::planning::Planning;
 use crate::operator::testing::{Cluster, NAMESPACE};
 
 /// A running job, its controller just restarted, whose ranks are ready.
@@ -352,7 +352,7 @@ async fn a_world_without_a_plan_is_not_published() {
         context,
         now: 0.0,
     };
-    let world = reconciliation.world(&status, &placement, &Planned::default());
+    let world = reconciliation.world(&status, &placement, &Planning::default());
     assert!(matches!(world, Ok(None)));
 }
 

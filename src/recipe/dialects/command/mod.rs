@@ -183,14 +183,11 @@ pub(crate) fn parse(
 }
 
 /// The command of words that the user typed. `text`: that of its virtual file.
-pub(crate) fn of_typed(
-    typed: &Typed,
-    text: (&str, FileId),
-    diagnostics: &mut Vec<Diagnostic>,
-) -> Option<Command> {
-    if refuse_long(text.0, text.1, diagnostics) {
+pub(crate) fn of_typed(typed: &Typed, diagnostics: &mut Vec<Diagnostic>) -> Option<Command> {
+    if refuse_long(&typed.text, typed.file, diagnostics) {
         return None;
     }
+    let text = (typed.text.as_str(), typed.file);
     let found = training(&typed.lines, text, diagnostics)?;
     script::warn_of_torn(&typed.lines, &found, diagnostics);
     Some(understand(&found, diagnostics))

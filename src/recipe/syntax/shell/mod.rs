@@ -85,13 +85,17 @@ pub(crate) fn read(
 /// A command whose words the user's shell has split.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Typed {
+    /// Its words as [`join`] writes them.
+    pub text: String,
+    /// The virtual file that messages show with this text.
+    pub file: FileId,
     pub words: Vec<Word>,
     /// The command, or the commands of the inline script that it runs.
     pub lines: Vec<Line>,
 }
 
 impl Typed {
-    /// The places of the words are in `file`, which holds them as [`join`] writes them.
+    /// The places of the words are in `file`.
     pub fn of(command: &[String], file: FileId) -> Typed {
         let written = written(command);
         let mut at = Position::START;
@@ -108,7 +112,12 @@ impl Typed {
         let own = lines.iter_mut().filter(|line| line.shell != Shell::Inner);
         own.flat_map(|line| &mut line.words).for_each(doubt);
         words.iter_mut().for_each(doubt);
-        Typed { words, lines }
+        Typed {
+            text: written.join(" "),
+            file,
+            words,
+            lines,
+        }
     }
 
     /// Whether another shell reads a part of it.
