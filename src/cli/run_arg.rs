@@ -30,10 +30,10 @@ pub enum Found {
 
 impl Target {
     /// What a command with an optional name means by it.
-    pub fn named(name: PathBuf, cluster: &ClusterArgs) -> Target {
+    pub fn named(name: PathBuf, local: bool, cluster: &ClusterArgs) -> Target {
         Target {
             name,
-            local: false,
+            local,
             cluster: cluster.clone(),
         }
     }

@@ -33,6 +33,9 @@ Examples:
 pub struct Args {
     /// A run on this machine, by its directory or name, or the name of a TrainingJob.
     run: Option<PathBuf>,
+    /// Take the run on this machine if a TrainingJob has the same name
+    #[arg(long, requires = "run", conflicts_with_all = ["namespace", "context", "kubeconfig"])]
+    local: bool,
     /// Recompute the digests of all consumed samples from the data and compare them with those
     /// recorded in the forward passes.
     #[arg(long, requires = "run")]
@@ -64,7 +67,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         }
         return list(args.output);
     };
-    let found = Target::named(name, &args.cluster).find(false)?;
+    let found = Target::named(name, args.local, &args.cluster).find(false)?;
     if args.ledger {
         return match &found {
             Found::Run(run_dir) => prove(run_dir, args.output),
