@@ -112,6 +112,10 @@ if [ -z "${PACKAGING_PYTHON:-}" ]; then
   background packaging scripts/virtualenv.sh target/packaging packaging/requirements.txt
   export PACKAGING_PYTHON=target/packaging/bin/python
 fi
+# Servers for the launches on other hosts.
+if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+  background hosts scripts/hosts.sh
+fi
 # Compiling the S3 server takes a minute, and Kubernetes twenty on a new machine. The cluster tests repeat what fails.
 if command -v go >/dev/null; then
   background s3 scripts/s3-server.sh
@@ -209,6 +213,7 @@ else
 fi
 
 say "endurance: real processes, killed and moved"
+[ -z "${running[hosts]:-}" ] || finish hosts || true
 TEST_LIMIT=2400 cargo test --locked --workspace --test endurance -- --nocapture
 
 say "wait for Kubernetes"

@@ -105,6 +105,7 @@ const TABLE: &[(&str, &[&str])] = &[
             "external_trainer",
             "host",
             "hub",
+            "inventory",
             "lifecycle",
             "plan",
             "recipe",

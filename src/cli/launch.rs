@@ -8,6 +8,7 @@ use anyhow::bail;
 
 use super::cluster::submit;
 use super::output::{self, say, say_commands};
+use super::place::{self, Place};
 use super::plan::text;
 use super::processes::{Asked, DeviceChoice, Processes};
 use super::recipe_args::{RecipeArgs, RecipeOptions, take_override};
@@ -21,6 +22,7 @@ use crate::data::Phase;
 use crate::external_trainer;
 use crate::inventory::Inventory;
 use crate::launch::Phase as RunPhase;
+use crate::launch::hosts::{Hosts, slurm};
 use crate::launch::{
     LaunchError, Launcher, Request, RunDir, RunOptions, base, continued, download, index, port,
     prepare, run_path, with_command_of_run, with_inputs, with_snapshots,
@@ -48,6 +50,8 @@ Examples:
       --per_device_train_batch_size 8
     evenkeel launch --gpus 4 -- accelerate launch --config_file fsdp.yaml \\
       sft.py --config recipe.yaml
+  other machines, which share the run's directory
+    evenkeel launch recipe.yaml --on ssh:h1,h2 --out /shared/run
   a cluster
     evenkeel launch recipe.yaml --nodes 8 --gpus-per-node 8 -n training
   the newest run of the recipe again
@@ -87,6 +91,11 @@ pub struct Args {
     /// several GPUs has not run on hardware yet (docs/gpu.md).
     #[arg(long, value_enum, default_value_t = DeviceChoice::Auto)]
     device: DeviceChoice,
+    /// Where the ranks run: `here`, `ssh:h1,user@h2:2222` or `ssh:FILE` for hosts that ssh reaches
+    /// (one a line, `h1 gpus=8`), `slurm` for the nodes of the allocation that this is in, `k8s` for a
+    /// cluster. Default: here, with --nodes k8s.
+    #[arg(long, value_name = "PLACE", value_parser = Place::from_str)]
+    on: Option<Place>,
     /// Name of the run, whose directory is runs/NAME unless --out sets another. Without --out,
     /// a taken name is refused. With --nodes, the name of the TrainingJob. Default: the recipe's name.
     #[arg(long, value_name = "NAME")]
@@ -168,6 +177,20 @@ pub fn again(typed: Vec<String>, out: &Path, procs: Option<u64>) -> anyhow::Resu
 /// `typed`: the words after the program's name.
 fn run_typed(mut args: Args, typed: Vec<String>) -> anyhow::Result<ExitCode> {
     take_override(&mut args.recipe, &mut args.overrides, &args.command);
+    match &args.on {
+        Some(Place::Kubernetes) => needs(
+            Some("--on k8s").filter(|_| args.options.nodes.is_none()),
+            "--nodes",
+        )?,
+        Some(place @ (Place::Here | Place::Ssh(_) | Place::Slurm))
+            if args.options.nodes.is_some() =>
+        {
+            bail!(
+                "`--nodes` launches on a cluster, and `--on {place}` does not; remove one of them"
+            )
+        }
+        _ => {}
+    }
     if args.options.nodes.is_none() {
         let per_node = [("--gpus-per-node", args.options.gpus_per_node.is_some())];
         needs(first_set(&per_node).or(args.cluster.flag()), "--nodes")?;
@@ -194,6 +217,16 @@ fn run_typed(mut args: Args, typed: Vec<String>) -> anyhow::Result<ExitCode> {
             return Ok(refuse_unread(&error, args.quiet));
         }
     };
+    // Slurm starts a preempted job again with the same words.
+    if args.on == Some(Place::Slurm) && slurm::is_requeued() {
+        let again = RunOptions {
+            out: args.out.as_deref(),
+            name: args.name.as_deref(),
+            resume: true,
+        };
+        let run = run_path::choose(&again, &recipe.spec);
+        args.resume |= run.is_ok_and(|run| run.contains_run());
+    }
     if recipe.launcher_replaced {
         // A TrainingJob's recipe is read without the launcher.
         from.options.recipe_gpus = from.options.recipe_gpus.or(recipe.spec.batch.gpus);
@@ -287,13 +320,35 @@ fn read(args: &Args, from: &RecipeArgs) -> Result<Recipe, ReadError> {
 }
 
 /// The training processes and their devices.
-fn processes(args: &Args, recipe: &Recipe, inventory: &Inventory) -> anyhow::Result<Processes> {
+fn processes(
+    args: &Args,
+    recipe: &Recipe,
+    inventory: &Inventory,
+    hosts: Option<&Hosts>,
+) -> anyhow::Result<Processes> {
     let asked = Asked {
         procs: args.procs,
         world: args.options.world(),
         device: args.device,
     };
-    asked.here(recipe.spec.trainer.is_external(), inventory)
+    match hosts {
+        Some(hosts) => asked.on_hosts(hosts),
+        None => asked.here(recipe.spec.trainer.is_external(), inventory),
+    }
+}
+
+/// Reaches the other machines that run the ranks, if there are any.
+fn hosts(args: &Args, external: bool) -> anyhow::Result<Option<Hosts>> {
+    let Some(place @ (Place::Ssh(_) | Place::Slurm)) = &args.on else {
+        return Ok(None);
+    };
+    if external {
+        bail!(
+            "`--on {place}` runs the built-in trainer only; on several machines your own program runs with `--nodes` on a cluster"
+        );
+    }
+    let hosts = Hosts::connect(&place.hosts()?, &std::env::current_exe()?)?;
+    Ok(Some(hosts))
 }
 
 /// Stores the printed diagnostics in `shown`. `typed`: the words after the program's name.
@@ -335,7 +390,9 @@ fn launch(
             "{script}: no such file; correct the path, or run evenkeel in the folder that it starts from"
         );
     }
-    let processes = processes(args, &recipe, &inventory)?;
+    let hosts = hosts(args, external)?;
+    let processes = processes(args, &recipe, &inventory, hosts.as_ref())?;
+    let mut hosts = hosts.map(|hosts| hosts.on(processes.device));
     let ranks = processes.count;
     let spec = recipe.spec.of_world(ranks);
     let run_dir = run_path::choose(&asked, &spec)?;
@@ -357,7 +414,10 @@ fn launch(
         processes.device,
         args.rank_memory,
     );
-    let device_memory = processes.memory(external, &inventory);
+    let device_memory = match &hosts {
+        Some(hosts) => place::memory(hosts, &processes),
+        None => processes.memory(external, &inventory),
+    };
     let request = Request {
         recipe_path: args.recipe.clone().unwrap_or_else(|| "command".into()),
         overrides: args.overrides.clone(),
@@ -377,7 +437,10 @@ fn launch(
     let mut hub = args.options.hub();
     let memory = (device_memory, args.oom_policy);
     let planned = prepare::plan(recipe, ranks, reached, runner, memory, &hub)?;
-    let devices = processes.devices(external, &inventory);
+    let devices = match &hosts {
+        Some(hosts) => hosts.to_string(),
+        None => processes.devices(external, &inventory),
+    };
     if args.cluster.dry_run {
         let request = planned.worlds.request();
         output::print(text::plan(recipe, request, &planned.draft, None, &devices))?;
@@ -393,10 +456,15 @@ fn launch(
     render::print_for(args.quiet, &planned.draft.findings, &recipe.sources);
     shown.clone_from(&planned.draft.findings);
 
-    // Check the loopback interface before any file is written.
-    port::free(ranks)?;
+    if hosts.is_none() {
+        // Check the loopback interface before any file is written.
+        port::free(ranks)?;
+    }
     let run_lock = run_path::acquire(run_dir, &asked, &recipe.spec)?;
     let run_dir = run_lock.run_dir();
+    if let Some(hosts) = &mut hosts {
+        hosts.share(run_dir.path())?;
+    }
     let mut display = Display::new(mode(args));
     let downloaded = download(
         planned,
@@ -469,7 +537,8 @@ fn launch(
         display.event(&Event::Warning { message });
     }
     signals.hand_over();
-    let end = Launcher::new(&run_lock, prepared, ranks, &request, &mut display)?.run();
+    let launcher = Launcher::new(&run_lock, prepared, ranks, &request, &mut display)?;
+    let end = launcher.on(hosts).run();
     // From here on, an error is a failure of the run, not of the arguments.
     let end = match end {
         Err(refused @ LaunchError::Refused(_)) => return Err(refused.into()),

@@ -11,6 +11,7 @@ mod explain;
 mod export;
 mod generate;
 mod gpus;
+mod host;
 mod install;
 mod launch;
 mod list;
@@ -19,6 +20,7 @@ mod logs;
 mod man;
 mod next_command;
 mod output;
+mod place;
 mod plan;
 mod prepare;
 mod processes;
@@ -103,6 +105,8 @@ enum Command {
     #[command(hide = true)]
     Agent(agent::Args),
     #[command(hide = true)]
+    Host(host::Args),
+    #[command(hide = true)]
     Install(install::Args),
     #[command(hide = true)]
     Prepare(prepare::Args),
@@ -161,6 +165,7 @@ pub fn main() -> ExitCode {
         Command::Controller(args) => controller::run(args),
         Command::Crd(args) => crd::run(args),
         Command::Agent(args) => agent::run(args),
+        Command::Host(args) => host::run(&args),
         Command::Install(args) => install::run(args),
         Command::Prepare(args) => prepare::run(args),
         Command::Prove(args) => prove::run(args),

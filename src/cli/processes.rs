@@ -89,28 +89,38 @@ impl Gpus {
     /// The GPUs for the built-in trainer. On the CPU it uses no library, and to open them takes time.
     pub fn of(inventory: &Inventory, device: DeviceChoice) -> Gpus {
         match inventory.devices() {
-            Devices::Gpus { devices } => {
-                let unused = too_old(&devices);
-                let (devices, old): (Vec<_>, Vec<_>) =
-                    devices.into_iter().partition(|gpu| old(gpu).is_none());
-                let [problem, problem_of_several] = match device {
-                    DeviceChoice::Cpu => Default::default(),
-                    _ if devices.is_empty() => [unused.clone(), None],
-                    DeviceChoice::Auto | DeviceChoice::Cuda => libraries::problems(),
-                };
-                Gpus {
-                    devices: if devices.is_empty() { old } else { devices },
-                    unused,
-                    problem,
-                    problem_of_several,
-                }
-            }
+            Devices::Gpus { devices } => Gpus::of_devices(devices, || match device {
+                DeviceChoice::Cpu => Default::default(),
+                DeviceChoice::Auto | DeviceChoice::Cuda => libraries::problems(),
+            }),
             Devices::CpuRanks { why, .. } => Gpus {
                 devices: Vec::new(),
                 unused: None,
                 problem_of_several: Some(why.clone()),
                 problem: Some(why),
             },
+        }
+    }
+}
+
+impl Gpus {
+    /// These GPUs. `problems`: those of the libraries, with one GPU and with several.
+    pub fn of_devices(
+        devices: Vec<Device>,
+        problems: impl FnOnce() -> [Option<String>; 2],
+    ) -> Gpus {
+        let unused = too_old(&devices);
+        let (devices, old): (Vec<_>, Vec<_>) =
+            devices.into_iter().partition(|gpu| old(gpu).is_none());
+        let [problem, problem_of_several] = match devices.is_empty() {
+            true => [unused.clone(), None],
+            false => problems(),
+        };
+        Gpus {
+            devices: if devices.is_empty() { old } else { devices },
+            unused,
+            problem,
+            problem_of_several,
         }
     }
 }

@@ -3,10 +3,12 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use anyhow::Context;
+use signal_hook::consts::SIGTERM;
 
-use crate::host::{Become, KEY_VARIABLE, become_program};
+use crate::host::{Become, HOST_VARIABLE, KEY_VARIABLE, become_program};
 use crate::lifecycle::stall::ProgressDeadline;
 use crate::recipe::schema::spec::DrainSignal;
 use crate::train::rank::{self, RankOptions};
@@ -53,6 +55,10 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         });
         super::output::say(format_args!("error: {error}\n"));
         return Ok(ExitCode::from(error.exit_code()));
+    }
+    if std::env::var_os(HOST_VARIABLE).is_some() {
+        // Slurm sends it to every process of a step. The host tells the launcher, which lets the ranks commit.
+        signal_hook::flag::register(SIGTERM, Arc::default())?;
     }
     let rank = variable("RANK")?;
     Ok(ExitCode::from(rank::run(&RankOptions {

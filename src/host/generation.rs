@@ -7,14 +7,17 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
+use rustix::process::Signal;
+
 use super::OomKills;
 use super::program::Start;
-use super::ranks::{Event, News, Ranks};
+use super::ranks::{Event, News, RankGroup, Ranks};
+use super::remote::{RemoteRanks, Share};
 use super::silence::Silence;
 use super::stall::ExternalStall;
 use super::tail::{Tail, new_output};
 use crate::external_trainer::{ExternalCall, ProgressWatch};
-use crate::lifecycle::protocol::{Order, Report};
+use crate::lifecycle::protocol::{Ending, Order, Report};
 use crate::lifecycle::rank_status::{self, Cause, RankStatus, Stage};
 use crate::lifecycle::{ExternalCheckpoint, Generation, files};
 use crate::telemetry::StepRecord;
@@ -26,7 +29,7 @@ pub struct HostGeneration {
     pub external: Option<Arc<ExternalCall>>,
     /// The first rank on this host.
     first: u64,
-    ranks: Ranks,
+    ranks: Vec<Box<dyn RankGroup + Send>>,
     /// One status for each rank on this host.
     statuses: Vec<RankStatus>,
     silence: Silence,
@@ -63,8 +66,36 @@ pub struct Followed {
 }
 
 impl HostGeneration {
-    /// Starts the ranks; their reports and exits go to `events`.
+    /// Starts the ranks on this machine; their reports and exits go to `events`.
     pub fn start(start: &Start<'_>, events: &Sender<Event>) -> io::Result<HostGeneration> {
+        let oom_kills = OomKills::watch();
+        HostGeneration::started(start, oom_kills, |progress| {
+            let ranks = Ranks::start(start, progress, events)?;
+            Ok(vec![Box::new(ranks)])
+        })
+    }
+
+    /// Starts the ranks of a whole world on other hosts, each with its number of ranks and their GPUs.
+    pub fn start_on(
+        start: &Start<'_>,
+        shares: &[Share],
+        events: &Sender<Event>,
+    ) -> io::Result<HostGeneration> {
+        HostGeneration::started(start, OomKills::none(), |_| {
+            let firsts = start.generation.shares().map(|(first, _)| first);
+            let start = |(share, first): (&Share, u64)| -> Box<dyn RankGroup + Send> {
+                Box::new(RemoteRanks::start(start, share, first, events))
+            };
+            Ok(shares.iter().zip(firsts).map(start).collect())
+        })
+    }
+
+    /// `ranks` starts them; it is given what watches an external trainer.
+    fn started(
+        start: &Start<'_>,
+        oom_kills: OomKills,
+        ranks: impl FnOnce(Option<&ProgressWatch>) -> io::Result<Vec<Box<dyn RankGroup + Send>>>,
+    ) -> io::Result<HostGeneration> {
         let (generation, external) = (start.generation, start.external.as_ref());
         let (number, first, count) = (generation.number, start.first, start.count);
         // Only the host of rank 0 has its reports.
@@ -73,8 +104,7 @@ impl HostGeneration {
             let resumed = external.call.checkpoint.as_deref();
             ProgressWatch::start(start.run_dir, number, pattern, resumed)
         });
-        let oom_kills = OomKills::watch();
-        let ranks = Ranks::start(start, progress.as_ref(), events)?;
+        let ranks = ranks(progress.as_ref())?;
         let shown = if start.shows_built_in || external.is_some() {
             count
         } else {
@@ -227,14 +257,14 @@ impl HostGeneration {
         if draining {
             self.leave();
         } else {
-            self.ranks.order_all(Order::CancelDrain);
+            self.order_all(Order::CancelDrain);
         }
     }
 
     /// Lets the ranks drain because their host leaves, whatever is decided for the generation. They agree with their
     /// peers on a step, so one drained rank drains all.
     pub fn leave(&mut self) {
-        self.ranks.order_all(Order::Drain);
+        self.order_all(Order::Drain);
         self.leaving.get_or_insert_with(Instant::now);
     }
 
@@ -256,7 +286,41 @@ impl HostGeneration {
 
     /// Kills the running ranks, without which the world has continued.
     pub fn fence(&mut self) {
-        self.ranks.kill();
+        self.ranks.iter_mut().for_each(|group| group.kill());
+    }
+
+    /// Records that the host of these ranks is lost.
+    pub fn lose(&mut self, ranks: Range<u64>, message: &str) {
+        for rank in ranks {
+            let Some(local) = self.local(rank) else {
+                continue;
+            };
+            let status = &mut self.statuses[local];
+            if !status.has_ended() {
+                // This explains what its peers have noticed.
+                status.cause = Some(Cause::HostLost(message.to_owned()));
+                status.end(Ending::Signal(Signal::KILL.as_raw()), false);
+                self.trouble.get_or_insert_with(Instant::now);
+            }
+        }
+    }
+
+    fn order_all(&mut self, order: Order) {
+        for group in &mut self.ranks {
+            group.ranks().for_each(|rank| group.order(rank, order));
+        }
+    }
+
+    fn group(&mut self, rank: u64) -> Option<&mut Box<dyn RankGroup + Send>> {
+        self.ranks
+            .iter_mut()
+            .find(|group| group.ranks().contains(&rank))
+    }
+
+    fn kill_one(&mut self, rank: u64) {
+        if let Some(group) = self.group(rank) {
+            group.kill_one(rank);
+        }
     }
 
     /// Kills ranks that miss their heartbeat before they have connected to their peers.
@@ -265,13 +329,27 @@ impl HostGeneration {
             if let Some(rank) = self.statuses.get_mut(local) {
                 rank.kill(|| self.silence.message());
             }
-            self.ranks.kill_one(self.first + local as u64);
+            self.kill_one(self.first + local as u64);
         }
     }
 
-    /// Ends a rank that makes no progress; see [`Ranks::stall`].
+    /// Ends a rank that makes no progress. One that was `waiting` for other ranks does not count as the stalled one. Of an
+    /// external trainer it is not known which rank keeps the others waiting: all are aborted.
     pub fn stall(&mut self, rank: u64, message: &str, waiting: bool) {
-        self.ranks.stall(&mut self.statuses, rank, message, waiting);
+        if self.external.is_some() {
+            for status in &mut self.statuses {
+                status.stall(message.to_owned());
+            }
+            self.ranks.iter_mut().for_each(|group| group.abort());
+        } else if let Some(local) = self.local(rank) {
+            let status = &mut self.statuses[local];
+            if waiting {
+                status.kill(|| message.to_owned());
+            } else {
+                status.stall(message.to_owned());
+            }
+            self.kill_one(rank);
+        }
     }
 
     /// Once after a loss: kills the ranks that cannot answer any more, and lets `committer` commit and the others stop.
@@ -282,14 +360,16 @@ impl HostGeneration {
         self.settled = Some(Instant::now());
         let (first, external) = (self.first, self.external.is_some());
         for rank in rank_status::give_up_unresponsive(&mut self.statuses, first, external) {
-            self.ranks.kill_one(rank);
+            self.kill_one(rank);
         }
-        for (rank, _) in (first..).zip(&self.statuses) {
+        for rank in self.ranks() {
             let order = match committer {
                 Some(chosen) if chosen == rank => Order::Commit,
                 _ => Order::Stop,
             };
-            self.ranks.order(rank, order);
+            if let Some(group) = self.group(rank) {
+                group.order(rank, order);
+            }
         }
     }
 
@@ -304,10 +384,11 @@ impl HostGeneration {
         for (rank, status) in (self.first..).zip(&mut self.statuses) {
             if !status.has_ended() && !status.is_collateral() {
                 status.cause = Some(Cause::Collateral);
-                self.ranks.kill_one(rank);
-                ended.push(format!("rank {rank}"));
+                ended.push(rank);
             }
         }
+        ended.iter().for_each(|rank| self.kill_one(*rank));
+        let ended: Vec<String> = ended.iter().map(|rank| format!("rank {rank}")).collect();
         (!ended.is_empty()).then(|| {
             format!(
                 "{} did not exit within {limit} s and was killed; training repeats the steps since its last checkpoint",

@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
@@ -12,6 +13,8 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use rustix::process::{
     Pid, PidfdFlags, Resource, Rlimit, Signal, WaitId, WaitIdOptions, kill_process_group,
     pidfd_open, pidfd_send_signal, prlimit, waitid,
@@ -21,7 +24,6 @@ use super::program::{self, Start};
 use crate::external_trainer::{ProgressWatch, failure_causes};
 use crate::lifecycle::files;
 use crate::lifecycle::protocol::{Ending, Order, Report, exit};
-use crate::lifecycle::rank_status::RankStatus;
 use crate::util::input;
 use crate::util::lock::lock;
 
@@ -29,14 +31,15 @@ use crate::util::lock::lock;
 const ABORT: Duration = Duration::from_secs(5);
 
 /// What happened to a rank of a generation.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Event {
     pub generation: u64,
     pub rank: u64,
     pub news: News,
 }
 
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum News {
     Report(Box<Report>),
     /// The rank's process ended; no more events follow.
@@ -145,8 +148,36 @@ impl Ranks {
         Ok(ranks)
     }
 
+    fn process(&mut self, rank: u64) -> Option<&mut Process> {
+        let local = usize::try_from(rank.checked_sub(self.first)?).ok()?;
+        self.processes.get_mut(local)
+    }
+}
+
+/// The ranks of a generation on one machine: this one, or another host.
+pub trait RankGroup {
+    fn ranks(&self) -> Range<u64>;
+
     /// Sends one rank an order; ignored if the rank has ended.
-    pub fn order(&mut self, rank: u64, order: Order) {
+    fn order(&mut self, rank: u64, order: Order);
+
+    /// Kills one rank if it still runs.
+    fn kill_one(&mut self, rank: u64);
+
+    /// Kills all running ranks.
+    fn kill(&mut self);
+
+    /// Ends the ranks of an external trainer so that Python programs write their stacks into their logs, and kills them a
+    /// little later.
+    fn abort(&mut self);
+}
+
+impl RankGroup for Ranks {
+    fn ranks(&self) -> Range<u64> {
+        self.first..self.first + self.processes.len() as u64
+    }
+
+    fn order(&mut self, rank: u64, order: Order) {
         let Some(process) = self.process(rank) else {
             return;
         };
@@ -172,58 +203,29 @@ impl Ranks {
         }
     }
 
-    /// Sends all ranks an order.
-    pub fn order_all(&mut self, order: Order) {
-        for rank in self.first..self.first + self.processes.len() as u64 {
-            self.order(rank, order);
-        }
-    }
-
-    /// Kills all running ranks.
-    pub fn kill(&mut self) {
-        self.processes.iter().for_each(Process::kill);
-    }
-
-    /// Ends a rank that makes no progress, and records it in the status of the ranks here. One that was `waiting` for
-    /// other ranks does not count as the stalled one. Of an external trainer it is not known which rank keeps the
-    /// others waiting: all are aborted, so that Python programs write their stacks into their logs, and killed a little
-    /// later.
-    pub fn stall(&mut self, statuses: &mut [RankStatus], rank: u64, message: &str, waiting: bool) {
-        for ((other, process), status) in (self.first..).zip(&self.processes).zip(statuses) {
-            match &process.external {
-                Some(group) => {
-                    status.stall(message.to_owned());
-                    group.limit_core_dump();
-                    process.signal(Signal::ABORT);
-                    let group = Arc::clone(group);
-                    thread::spawn(move || {
-                        thread::sleep(ABORT);
-                        group.kill();
-                    });
-                }
-                None if other == rank => {
-                    if waiting {
-                        status.kill(|| message.to_owned());
-                    } else {
-                        status.stall(message.to_owned());
-                    }
-                    process.kill();
-                }
-                None => {}
-            }
-        }
-    }
-
-    /// Kills one rank if it still runs.
-    pub fn kill_one(&mut self, rank: u64) {
+    fn kill_one(&mut self, rank: u64) {
         if let Some(process) = self.process(rank) {
             process.kill();
         }
     }
 
-    fn process(&mut self, rank: u64) -> Option<&mut Process> {
-        let local = usize::try_from(rank.checked_sub(self.first)?).ok()?;
-        self.processes.get_mut(local)
+    fn kill(&mut self) {
+        self.processes.iter().for_each(Process::kill);
+    }
+
+    fn abort(&mut self) {
+        for process in &self.processes {
+            let Some(group) = &process.external else {
+                continue;
+            };
+            group.limit_core_dump();
+            process.signal(Signal::ABORT);
+            let group = Arc::clone(group);
+            thread::spawn(move || {
+                thread::sleep(ABORT);
+                group.kill();
+            });
+        }
     }
 }
 

@@ -2,9 +2,11 @@
 //! with pods; here the agent runs in this process.
 
 mod external_trainer;
+mod hosts;
 mod out_of_memory;
 mod reports;
 
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,15 +15,15 @@ use std::time::{Duration, Instant};
 
 use crate::launch::launcher::external_trainer::ExternalRun;
 
+use super::hosts::Hosts;
 use super::run_dir::{GenerationRow, Phase, RunDir, RunState, Stop, Wanted};
 use super::{LaunchError, Prepared, Request, RunLock, port, resume};
 use crate::checkpoint;
 use crate::host::{Event as RankEvent, HostGeneration, Start};
-use crate::lifecycle::generation::Address;
 use crate::lifecycle::rank_status::{self, COMMIT};
 use crate::lifecycle::stall::{OnStall, ProgressDeadline};
 use crate::lifecycle::{
-    End, Generation, Member, Outcome, RankAction, Ranks, Reason, TransitionInput, decide,
+    End, Generation, Outcome, RankAction, Ranks, Reason, TransitionInput, decide,
 };
 use crate::plan::{self, DeviceKind, OomPolicy, Runner, Worlds};
 use crate::telemetry::divergence::LossWatch;
@@ -45,6 +47,12 @@ pub struct Launcher<'a> {
     gpus: Vec<String>,
     /// How many of them can train together.
     gpus_together: usize,
+    /// The hosts that run the ranks; `None`: this machine.
+    hosts: Option<Hosts>,
+    /// The newest change of a host, as the reason of a drain.
+    host_news: Option<String>,
+    /// The run waits for hosts, and a warning was printed.
+    waits: bool,
     program: PathBuf,
     /// Recipe and absolute run path of the external trainer; `None` for the built-in trainer.
     external: Option<ExternalRun>,
@@ -80,8 +88,10 @@ pub struct Launcher<'a> {
 /// The generation whose ranks run.
 struct Current {
     host: HostGeneration,
-    /// The GPU of each rank; empty if the ranks compute on the CPU.
+    /// The GPU of each rank on this machine; empty if the ranks compute on the CPU.
     gpus: Vec<String>,
+    /// The ranks of each other host, by its number.
+    shares: Vec<(usize, Range<u64>)>,
     /// A rank has reported that its GPU is lost.
     lost_gpu: bool,
     /// Its ranks have connected.
@@ -117,6 +127,9 @@ impl<'a> Launcher<'a> {
             cores: request.cores,
             gpus: request.gpus.clone(),
             gpus_together: request.gpus_together,
+            hosts: None,
+            host_news: None,
+            waits: false,
             program,
             state,
             desired: ranks,
@@ -137,6 +150,11 @@ impl<'a> Launcher<'a> {
             judged_world: 0,
             started: Instant::now(),
         })
+    }
+
+    /// Lets these hosts run the ranks.
+    pub fn on(self, hosts: Option<Hosts>) -> Launcher<'a> {
+        Launcher { hosts, ..self }
     }
 
     /// Runs the job to its end.
@@ -165,6 +183,9 @@ impl<'a> Launcher<'a> {
                     }
                     self.start(world, reason, per_device_batch_size_limit)?;
                 }
+                RankAction::Wait { message } if self.misses_hosts() => {
+                    self.wait_for_hosts(&message)?
+                }
                 // Only the user can change this machine's devices.
                 RankAction::Wait { message } => return self.end(End::Failed { message }),
                 RankAction::End(end) => return self.end(end),
@@ -172,18 +193,18 @@ impl<'a> Launcher<'a> {
         }
     }
 
-    /// Observes the ranks and decides. Also returns the number of ranks that could run.
+    /// Observes the ranks and decides. Also returns the number of ranks that could run if there were devices for them.
     fn decide(&mut self) -> Result<(RankAction, u64), LaunchError> {
         let mut ranks = self.ranks();
         if let Ranks::Ended { outcome, .. } = &mut ranks {
             self.follow_external_trainer(true)?;
             self.fall_back(outcome)?;
         }
-        let capacity = self.capacity(&ranks).min(self.most_ranks());
+        let capacity = self.capacity(&ranks);
         let reached = self.state.reached(&self.run);
         let input = TransitionInput {
             desired: self.desired,
-            capacity,
+            capacity: capacity.min(self.most_ranks()),
             bounds: self.bounds(),
             feasible: &|world| self.worlds.is_feasible(world, reached),
             refusal: &|world| self.worlds.refused_split(world, reached),
@@ -260,8 +281,11 @@ impl<'a> Launcher<'a> {
         Ok(())
     }
 
-    /// Ranks for which this machine has devices.
+    /// Ranks for which this machine or the hosts have devices.
     fn most_ranks(&self) -> u64 {
+        if let Some(hosts) = &self.hosts {
+            return hosts.capacity();
+        }
         // The user's program finds its GPUs itself.
         match self.worlds.request().runner {
             Runner::BuiltIn {
@@ -277,6 +301,18 @@ impl<'a> Launcher<'a> {
         let Some(current) = &mut self.current else {
             return;
         };
+        if let Some(hosts) = &mut self.hosts {
+            let share = current
+                .shares
+                .iter()
+                .find(|(_, ranks)| ranks.contains(&rank));
+            if let Some((host, ranks)) = share {
+                let local = usize::try_from(rank - ranks.start).unwrap_or(usize::MAX);
+                hosts.lose_gpu(*host, local);
+                current.lost_gpu = true;
+            }
+            return;
+        }
         let lost = usize::try_from(rank)
             .ok()
             .and_then(|rank| current.gpus.get(rank));
@@ -295,7 +331,11 @@ impl<'a> Launcher<'a> {
                     outcome: Outcome::Lost { .. },
                 },
                 Some(current),
-            ) => world.saturating_sub(rank_status::killed(current.host.statuses())),
+            ) => match rank_status::killed(current.host.statuses()) {
+                // Other hosts may take the place of a lost one.
+                0 => self.capacity,
+                killed => world.saturating_sub(killed),
+            },
             _ => self.capacity,
         }
     }
@@ -346,6 +386,7 @@ impl<'a> Launcher<'a> {
             // The launcher keeps a sender, so the channel never closes.
             Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {}
         }
+        self.look_at_hosts();
         self.settle();
         self.follow_external_trainer(false)
     }
@@ -400,7 +441,8 @@ impl<'a> Launcher<'a> {
         } else if let Some(verb) = self.stop {
             format!("{verb} requested: {saving}")
         } else {
-            format!("{} requested", count(self.desired, "rank"))
+            let requested = || format!("{} requested", count(self.desired, "rank"));
+            self.host_news.take().unwrap_or_else(requested)
         };
         self.display.event(&Event::Draining { message });
         self.state.phase = Phase::Draining;
@@ -450,23 +492,20 @@ impl<'a> Launcher<'a> {
                 self.run_dir.path().display()
             ))
         })?;
+        self.waits = false;
+        self.host_news = None;
+        let (members, shares) = self.members(world);
+        let master = self.master(&members)?;
         // The ranks of earlier generations have exited; remove their unfinished files.
         checkpoint::sweep(self.run_dir.path(), number)?;
         let generation = Generation {
             job: self.run.job.clone(),
             number,
             reason,
-            members: vec![Member {
-                pod: None,
-                slot: 0,
-                ranks: world,
-            }],
+            members,
             plan,
             start: self.state.checkpoint_ref.clone(),
-            master: Address {
-                host: "127.0.0.1".into(),
-                port: self.port(world)?,
-            },
+            master,
             created: now(),
         };
         generation.write(self.run_dir.path())?;
@@ -493,27 +532,37 @@ impl<'a> Launcher<'a> {
         self.write_state()?;
         let used = usize::try_from(world).unwrap_or(usize::MAX);
         let gpus: Vec<_> = self.gpus.iter().take(used).cloned().collect();
-        let host = HostGeneration::start(
-            &Start {
-                evenkeel: &self.program,
-                run_dir: trainer.map_or(self.run_dir.path(), |trainer| trainer.run_dir),
-                generation: &generation,
-                first: 0,
-                count: world,
-                cores: self.cores,
-                gpus: &gpus,
-                key: &Key::random().map_err(|error| LaunchError::Spawn { error })?,
-                external,
-                progress_deadline: self.progress_deadline,
-                bucket: None,
-                shows_built_in: false,
-            },
-            &self.events.0,
-        )
-        .map_err(|error| LaunchError::Spawn { error })?;
+        let start = Start {
+            evenkeel: &self.program,
+            run_dir: trainer.map_or(self.run_dir.path(), |trainer| trainer.run_dir),
+            generation: &generation,
+            first: 0,
+            count: world,
+            cores: self.cores,
+            gpus: &gpus,
+            key: &Key::random().map_err(|error| LaunchError::Spawn { error })?,
+            external,
+            progress_deadline: self.progress_deadline,
+            bucket: None,
+            shows_built_in: false,
+        };
+        let host = match &self.hosts {
+            Some(_) => HostGeneration::start_on(&start, &shares, &self.events.0),
+            None => HostGeneration::start(&start, &self.events.0),
+        };
+        let host = host.map_err(|error| LaunchError::Spawn { error })?;
+        let numbers = generation.members.iter().map(|member| member.slot as usize);
+        let ranks = generation
+            .shares()
+            .map(|(first, member)| first..first + member.ranks);
+        let shares = numbers
+            .zip(ranks)
+            .filter(|_| self.hosts.is_some())
+            .collect();
         self.current = Some(Current {
             host,
             gpus,
+            shares,
             lost_gpu: false,
             trains: false,
             stepped: false,

@@ -12,6 +12,7 @@ pub mod export;
 mod external;
 pub mod generator;
 pub mod history;
+pub mod hosts;
 pub mod index;
 mod initial;
 mod launcher;

@@ -73,6 +73,8 @@ pub enum Cause {
     /// Its agent killed it for this lack of progress. It did not wait for other ranks; of an external trainer that is
     /// unknown.
     Stalled(String),
+    /// Its host was lost.
+    HostLost(String),
     /// It ended, or its agent ended it, because of lost ranks or because it did not exit in time. It is not a
     /// root cause.
     Collateral,
@@ -91,6 +93,7 @@ struct Flags {
     ending: Option<Ending>,
     kill_reason: Option<String>,
     stalled: bool,
+    host_lost: bool,
     collateral: bool,
 }
 
@@ -131,6 +134,7 @@ impl From<Flags> for RankStatus {
             cause: match flags.collateral {
                 true => Some(Cause::Collateral),
                 false if flags.stalled => flags.kill_reason.map(Cause::Stalled),
+                false if flags.host_lost => flags.kill_reason.map(Cause::HostLost),
                 false => flags.kill_reason.map(Cause::Killed),
             },
         }
@@ -145,6 +149,7 @@ impl From<RankStatus> for Flags {
             ending: status.ending(),
             collateral: status.is_collateral(),
             stalled: status.is_stalled(),
+            host_lost: status.is_host_lost(),
             ..Flags::default()
         };
         if let Some(PeerLoss {
@@ -173,7 +178,9 @@ impl From<RankStatus> for Flags {
             }) => flags.failed = Some((message, deterministic)),
             None => {}
         }
-        if let Some(Cause::Killed(reason) | Cause::Stalled(reason)) = status.cause {
+        if let Some(Cause::Killed(reason) | Cause::Stalled(reason) | Cause::HostLost(reason)) =
+            status.cause
+        {
             flags.kill_reason = Some(reason);
         }
         flags
@@ -214,6 +221,10 @@ impl RankStatus {
     /// Records that it is killed for a lack of progress ([`Cause::Stalled`]), unless a reason is known.
     pub fn stall(&mut self, message: String) {
         self.cause.get_or_insert(Cause::Stalled(message));
+    }
+
+    fn is_host_lost(&self) -> bool {
+        matches!(self.cause, Some(Cause::HostLost(_)))
     }
 
     pub fn is_collateral(&self) -> bool {
@@ -311,7 +322,9 @@ impl RankStatus {
         };
         let loss = self.loss.as_mut().map(|loss| &mut loss.message);
         let cause = match &mut self.cause {
-            Some(Cause::Killed(reason) | Cause::Stalled(reason)) => Some(reason),
+            Some(Cause::Killed(reason) | Cause::Stalled(reason) | Cause::HostLost(reason)) => {
+                Some(reason)
+            }
             Some(Cause::Collateral) | None => None,
         };
         [fault, loss, cause].into_iter().flatten()
@@ -335,6 +348,7 @@ impl RankStatus {
             Some(Cause::Killed(reason) | Cause::Stalled(reason)) => {
                 format!("{reason}, so it was killed")
             }
+            Some(Cause::HostLost(reason)) => reason.clone(),
             Some(Cause::Collateral) | None => format!("killed by signal {signal}"),
         }
     }
@@ -432,9 +446,11 @@ pub fn committer(seen: &[RankStatus], pinned: u64) -> Option<u64> {
     holders.max().map(|(_, rank)| rank.0)
 }
 
-/// Number of ranks that a signal killed.
+/// Number of ranks that a signal killed on hosts that are still there.
 pub fn killed(seen: &[RankStatus]) -> u64 {
-    let killed = seen.iter().filter(|s| s.killed_by().is_some());
+    let killed = seen
+        .iter()
+        .filter(|s| s.killed_by().is_some() && !s.is_host_lost());
     killed.count() as u64
 }
 
@@ -586,11 +602,32 @@ mod tests {
                 cause: Some(Cause::Collateral),
                 ..killed()
             },
+            on_lost_host(),
         ];
         for status in statuses {
             let sent = serde_json::to_string(&status).unwrap();
             assert_eq!(serde_json::from_str::<RankStatus>(&sent).unwrap(), status);
         }
+    }
+
+    fn on_lost_host() -> RankStatus {
+        RankStatus {
+            cause: Some(Cause::HostLost("h2 is lost".into())),
+            ..killed()
+        }
+    }
+
+    #[test]
+    fn the_ranks_of_a_lost_host_are_lost_and_their_devices_may_come_back() {
+        let lost = |seen: &[RankStatus]| match outcome(seen, 2, || None, || true) {
+            Some(Outcome::Lost { rank, message }) => (rank, message),
+            other => panic!("{other:?}"),
+        };
+        let message = "h2 is lost".to_owned();
+        assert_eq!(lost(&[survivor(1), on_lost_host()]), (1, message.clone()));
+        // A world of which nothing is left has not failed.
+        assert_eq!(lost(&[on_lost_host(), on_lost_host()]), (0, message));
+        assert_eq!(super::killed(&[on_lost_host(), killed()]), 1);
     }
 
     #[test]

@@ -38,7 +38,7 @@ pub enum OnStall {
 }
 
 /// Time that ranks may take without progress.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum ProgressDeadline {
     /// Long in comparison with what was measured.
     #[default]

@@ -16,6 +16,7 @@ pub mod lock;
 pub mod memory;
 pub mod model_keys;
 pub mod openmetrics;
+pub mod port;
 pub mod priority;
 pub mod random;
 pub mod serve;

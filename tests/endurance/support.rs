@@ -195,6 +195,27 @@ impl Run {
         self.start_by(shell)
     }
 
+    /// Launches in the background through a program that runs another one.
+    pub fn start_in(&self, program: &[&str], arguments: &[&str]) -> Launched {
+        self.start_by(self.command_in(program, arguments))
+    }
+
+    /// The same, and waits for the end.
+    pub fn launch_in(&self, program: &[&str], arguments: &[&str]) -> Output {
+        self.command_in(program, arguments).output().unwrap()
+    }
+
+    fn command_in(&self, program: &[&str], arguments: &[&str]) -> Command {
+        let launch = self.command(arguments);
+        let mut command = Command::new(program[0]);
+        command
+            .args(&program[1..])
+            .arg(launch.get_program())
+            .args(launch.get_args())
+            .envs(&self.environment);
+        command
+    }
+
     /// Launches, lets the first generation take some steps, and drains it by an interrupt.
     pub fn drained(&self, arguments: &[&str]) {
         let launched = self.start(arguments);

@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# Installs what the tests of other hosts need on Debian, as root: OpenSSH's server, Slurm, and ip of iproute2.
+set -euo pipefail
+if [ -x /usr/sbin/sshd ] && [ -x /usr/sbin/slurmctld ] && [ -x /usr/sbin/munged ] && [ -x /usr/sbin/ip ]; then
+  exit
+fi
+# Nothing may start by itself.
+export DEBIAN_FRONTEND=noninteractive RUNLEVEL=1
+apt=(apt-get -qq -o DPkg::Lock::Timeout=900)
+"${apt[@]}" update
+"${apt[@]}" install -y --no-install-recommends openssh-server slurm-wlm munge iproute2 >/dev/null

@@ -1,0 +1,369 @@
+//! Another host, for a launcher: the command that reaches it runs `evenkeel host` there, whose standard input and output
+//! are the connection.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::ops::Range;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::program::Start;
+use super::ranks::{Event, RankGroup};
+use super::wire::{BEAT, Facts, FromHost, LOST, StartRanks, ToHost};
+use crate::lifecycle::protocol::Order;
+use crate::util::child::ended_within;
+use crate::util::lock::lock;
+
+/// Longest wait for the first message, which follows a login and a look at the host's GPUs.
+const GREETING: Duration = Duration::from_secs(60);
+/// Time in which the connecting command ends after its host.
+const FAREWELL: Duration = Duration::from_secs(2);
+/// Bytes of the connecting command's error output that messages may show.
+const ERRORS: u64 = 4096;
+
+/// A host that does not answer, or does not any more.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Unreached {
+    /// The connecting command ended with this exit code, and said this.
+    #[error("{said}")]
+    Ended { code: Option<i32>, said: String },
+    #[error("no answer for {0} s")]
+    Silent(u64),
+    /// The connecting command cannot be started here.
+    #[error("{0}")]
+    Unstarted(String),
+}
+
+/// A host and the connection to it. Dropping this ends the connection, and the ranks there with it.
+pub struct Remote {
+    facts: Facts,
+    /// The connecting command.
+    child: Arc<Mutex<Child>>,
+    said: Arc<Mutex<Vec<u8>>>,
+    /// `None` once the connection is given up.
+    messages: Option<Sender<ToHost>>,
+    answers: Mutex<Receiver<FromHost>>,
+    shared: Arc<Shared>,
+}
+
+/// What the thread that reads a connection writes.
+struct Shared {
+    heard: Mutex<Instant>,
+    state: Mutex<State>,
+    /// Where the events of ranks go.
+    events: Mutex<Option<Sender<Event>>>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Connected,
+    Leaving,
+    Ended,
+}
+
+impl Remote {
+    /// Connects by a command that runs `evenkeel host`. `first`: the message [`ToHost::Enter`].
+    pub fn connect(mut command: Command, first: &ToHost) -> Result<Remote, Unreached> {
+        let unstarted = |error: io::Error| Unreached::Unstarted(error.to_string());
+        let program = command.get_program().to_string_lossy().into_owned();
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            // Ctrl-C in the terminal reaches only the launcher.
+            .process_group(0)
+            .spawn()
+            .map_err(|error| Unreached::Unstarted(format!("cannot start `{program}`: {error}")))?;
+        let (Some(mut input), Some(output), Some(errors)) =
+            (child.stdin.take(), child.stdout.take(), child.stderr.take())
+        else {
+            return Err(Unreached::Unstarted(format!("`{program}` has no pipes")));
+        };
+        let said = Arc::new(Mutex::new(Vec::new()));
+        let kept = Arc::clone(&said);
+        let reading = thread::Builder::new().spawn(move || keep(errors, &kept));
+        reading.map_err(unstarted)?;
+        // One that has ended says why below.
+        let _ = line(&mut input, first);
+        let shared = Arc::new(Shared {
+            heard: Mutex::new(Instant::now()),
+            state: Mutex::new(State::Connected),
+            events: Mutex::new(None),
+        });
+        let (answer, answers) = channel();
+        let heard = Arc::clone(&shared);
+        let reading = thread::Builder::new().spawn(move || heard.read(output, &answer));
+        reading.map_err(unstarted)?;
+        let facts = match answers.recv_timeout(GREETING) {
+            Ok(FromHost::Here(facts)) => *facts,
+            Ok(_) | Err(RecvTimeoutError::Disconnected) => return Err(ended(&mut child, &said)),
+            Err(RecvTimeoutError::Timeout) => {
+                let _ = child.kill();
+                let _ = child.wait();
+                return Err(Unreached::Silent(GREETING.as_secs()));
+            }
+        };
+        let (messages, sent) = channel();
+        let writing = thread::Builder::new().spawn(move || write(input, &sent));
+        writing.map_err(unstarted)?;
+        Ok(Remote {
+            facts,
+            child: Arc::new(Mutex::new(child)),
+            said,
+            messages: Some(messages),
+            answers: Mutex::new(answers),
+            shared,
+        })
+    }
+
+    pub fn facts(&self) -> &Facts {
+        &self.facts
+    }
+
+    /// Why no rank can run there any more; `None`: it is there.
+    pub fn loss(&self) -> Option<Unreached> {
+        if *lock(&self.shared.state) == State::Ended {
+            return Some(ended(&mut lock(&self.child), &self.said));
+        }
+        let silent = lock(&self.shared.heard).elapsed() > LOST;
+        silent.then(|| Unreached::Silent(LOST.as_secs()))
+    }
+
+    /// Whether it has announced its end.
+    pub fn is_leaving(&self) -> bool {
+        *lock(&self.shared.state) == State::Leaving
+    }
+
+    /// Whether a file there has this text; `None`: it does not answer.
+    pub fn reads(&self, file: &Path, text: &str) -> Option<bool> {
+        let asked = ToHost::Read {
+            file: file.to_owned(),
+            text: text.to_owned(),
+        };
+        match self.ask(asked)? {
+            FromHost::Read { same } => Some(same),
+            _ => None,
+        }
+    }
+
+    /// A port that is free there; `None`: it does not answer, or has none.
+    pub fn port(&self) -> Option<u16> {
+        match self.ask(ToHost::Port)? {
+            FromHost::Port { port } => Some(port).filter(|port| *port != 0),
+            _ => None,
+        }
+    }
+
+    fn ask(&self, message: ToHost) -> Option<FromHost> {
+        let answers = lock(&self.answers);
+        // An answer that came too late is not the next question's.
+        while answers.try_recv().is_ok() {}
+        self.say(message);
+        answers.recv_timeout(LOST).ok()
+    }
+
+    fn say(&self, message: ToHost) {
+        if let Some(messages) = &self.messages {
+            // A connection that has ended is found by `loss`.
+            let _ = messages.send(message);
+        }
+    }
+}
+
+impl Drop for Remote {
+    fn drop(&mut self) {
+        // The input is closed, so the host ends, and the connecting command after it.
+        self.messages = None;
+        let child = Arc::clone(&self.child);
+        thread::spawn(move || {
+            // Its result is nobody's any more.
+            let _ = end(&mut lock(&child));
+        });
+    }
+}
+
+impl Shared {
+    /// Reads a connection until it ends.
+    fn read(&self, output: ChildStdout, answer: &Sender<FromHost>) {
+        for line in BufReader::new(output).split(b'\n').map_while(Result::ok) {
+            // A login may print a greeting.
+            let Ok(message) = serde_json::from_slice(&line) else {
+                continue;
+            };
+            *lock(&self.heard) = Instant::now();
+            match message {
+                FromHost::Rank(event) => {
+                    if let Some(events) = &*lock(&self.events) {
+                        let _ = events.send(event);
+                    }
+                }
+                FromHost::Leaving => *lock(&self.state) = State::Leaving,
+                FromHost::Alive => {}
+                FromHost::Here(_) | FromHost::Read { .. } | FromHost::Port { .. } => {
+                    let _ = answer.send(message);
+                }
+            }
+        }
+        *lock(&self.state) = State::Ended;
+    }
+}
+
+/// Sends messages, and heartbeats between them. Closes the input with its channel.
+fn write(mut input: ChildStdin, messages: &Receiver<ToHost>) {
+    loop {
+        let message = match messages.recv_timeout(BEAT) {
+            Ok(message) => message,
+            Err(RecvTimeoutError::Timeout) => ToHost::Alive,
+            Err(RecvTimeoutError::Disconnected) => return,
+        };
+        if line(&mut input, &message).is_err() {
+            return;
+        }
+    }
+}
+
+fn line(input: &mut ChildStdin, message: &ToHost) -> io::Result<()> {
+    let mut line = serde_json::to_vec(message)?;
+    line.push(b'\n');
+    input.write_all(&line)
+}
+
+/// Keeps the last of what a command says.
+fn keep(mut errors: impl Read, kept: &Mutex<Vec<u8>>) {
+    let mut part = [0; 1024];
+    while let Ok(read @ 1..) = errors.read(&mut part) {
+        let mut kept = lock(kept);
+        kept.extend_from_slice(&part[..read]);
+        let excess = (kept.len() as u64).saturating_sub(ERRORS);
+        kept.drain(..usize::try_from(excess).unwrap_or(0));
+    }
+}
+
+/// Waits for the connecting command, which ends with its host, and kills one that does not.
+fn end(child: &mut Child) -> Option<ExitStatus> {
+    match ended_within(child, FAREWELL) {
+        Ok(Some(status)) => Some(status),
+        Ok(None) | Err(_) => {
+            let _ = child.kill();
+            child.wait().ok()
+        }
+    }
+}
+
+/// How a connecting command has ended.
+fn ended(child: &mut Child, said: &Mutex<Vec<u8>>) -> Unreached {
+    let code = end(child).as_ref().and_then(ExitStatus::code);
+    let text = String::from_utf8_lossy(&lock(said)).into_owned();
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+    let said = lines.collect::<Vec<_>>().join("; ");
+    Unreached::Ended {
+        code,
+        said: match said.as_str() {
+            "" => "the connection was closed".to_owned(),
+            _ => said,
+        },
+    }
+}
+
+/// The ranks of a generation for one host.
+pub struct Share {
+    pub host: Arc<Remote>,
+    pub count: u64,
+    /// `CUDA_VISIBLE_DEVICES` of each rank; empty if they compute on the CPU.
+    pub gpus: Vec<String>,
+}
+
+/// The ranks of a generation on another host. Dropping this kills those that still run.
+pub struct RemoteRanks {
+    host: Arc<Remote>,
+    ranks: Range<u64>,
+}
+
+impl RemoteRanks {
+    /// Starts the ranks from `first` on. One that cannot be started fails.
+    pub fn start(
+        start: &Start<'_>,
+        share: &Share,
+        first: u64,
+        events: &Sender<Event>,
+    ) -> RemoteRanks {
+        *lock(&share.host.shared.events) = Some(events.clone());
+        share.host.say(ToHost::Start(Box::new(StartRanks {
+            run_dir: std::path::absolute(start.run_dir)
+                .unwrap_or_else(|_| start.run_dir.to_owned()),
+            generation: start.generation.clone(),
+            first,
+            count: share.count,
+            gpus: share.gpus.clone(),
+            key: start.key.reveal(),
+            progress_deadline: start.progress_deadline,
+        })));
+        RemoteRanks {
+            host: Arc::clone(&share.host),
+            ranks: first..first + share.count,
+        }
+    }
+}
+
+impl RankGroup for RemoteRanks {
+    fn ranks(&self) -> Range<u64> {
+        self.ranks.clone()
+    }
+
+    fn order(&mut self, rank: u64, order: Order) {
+        self.host.say(ToHost::Order { rank, order });
+    }
+
+    fn kill_one(&mut self, rank: u64) {
+        self.host.say(ToHost::Kill { rank: Some(rank) });
+    }
+
+    fn kill(&mut self) {
+        self.host.say(ToHost::Kill { rank: None });
+    }
+
+    /// Only an external trainer is aborted, and no other host runs one.
+    fn abort(&mut self) {
+        self.kill();
+    }
+}
+
+impl Drop for RemoteRanks {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn first() -> ToHost {
+        ToHost::Enter {
+            directory: "/".into(),
+            environment: std::collections::BTreeMap::new(),
+        }
+    }
+
+    fn refused(script: &str) -> String {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        Remote::connect(command, &first())
+            .err()
+            .unwrap()
+            .to_string()
+    }
+
+    #[test]
+    fn a_command_that_reaches_no_host_is_reported_with_its_last_words() {
+        let said = refused("echo a greeting; echo 'Permission denied (publickey).' >&2; exit 255");
+        insta::assert_snapshot!(said, @"Permission denied (publickey).");
+        insta::assert_snapshot!(refused("exit 0"), @"the connection was closed");
+        let absent = Remote::connect(Command::new("/nowhere/ssh"), &first());
+        insta::assert_snapshot!(absent.err().unwrap(), @"cannot start `/nowhere/ssh`: No such file or directory (os error 2)");
+    }
+}

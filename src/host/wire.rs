@@ -1,0 +1,97 @@
+//! What a launcher and `evenkeel host` on another machine say to each other: one JSON object a line, over the standard
+//! input and output of the command that reaches the machine.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::ranks::Event;
+use crate::inventory::Inventory;
+use crate::lifecycle::Generation;
+use crate::lifecycle::protocol::Order;
+use crate::lifecycle::stall::ProgressDeadline;
+
+/// Period of the heartbeats in both directions.
+pub const BEAT: Duration = Duration::from_secs(1);
+/// Silence of the launcher after which a host stops its ranks and ends.
+pub const FENCE: Duration = Duration::from_secs(10);
+/// Silence of a host after which it counts as lost: its ranks have been stopped by then.
+pub const LOST: Duration = Duration::from_secs(12);
+
+/// A message to a host.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(tag = "message", rename_all = "snake_case")]
+pub enum ToHost {
+    /// The first message: the launcher's directory, and its environment as far as ranks need it. The host starts itself
+    /// again with them.
+    Enter {
+        directory: PathBuf,
+        environment: BTreeMap<String, String>,
+    },
+    /// Asks whether a file has this text; answered by [`FromHost::Read`].
+    Read {
+        file: PathBuf,
+        text: String,
+    },
+    /// Asks for a free port; answered by [`FromHost::Port`].
+    Port,
+    /// Starts ranks of a generation. Those of an earlier one are killed.
+    Start(Box<StartRanks>),
+    Order {
+        rank: u64,
+        order: Order,
+    },
+    /// Kills a rank; `None`: all of them.
+    Kill {
+        rank: Option<u64>,
+    },
+    Alive,
+}
+
+/// The ranks of a generation on one host.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct StartRanks {
+    pub run_dir: PathBuf,
+    pub generation: Generation,
+    pub first: u64,
+    pub count: u64,
+    /// `CUDA_VISIBLE_DEVICES` of each rank; empty if they compute on the CPU.
+    pub gpus: Vec<String>,
+    /// The secret of the generation's ranks ([`crate::util::key::Key::reveal`]).
+    pub key: String,
+    pub progress_deadline: ProgressDeadline,
+}
+
+/// A message from a host.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(tag = "message", rename_all = "snake_case")]
+pub enum FromHost {
+    /// The answer to [`ToHost::Enter`].
+    Here(Box<Facts>),
+    /// Whether the file has the text.
+    Read {
+        same: bool,
+    },
+    /// 0: no port is free.
+    Port {
+        port: u16,
+    },
+    Rank(Event),
+    /// The host is about to end.
+    Leaving,
+    Alive,
+}
+
+/// What a host is.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Facts {
+    /// Version of its `evenkeel`.
+    pub version: String,
+    pub inventory: Inventory,
+    /// Why the built-in trainer cannot use one of its GPUs.
+    pub problem: Option<String>,
+    /// Why it cannot use several.
+    pub problem_of_several: Option<String>,
+}

@@ -1,0 +1,482 @@
+//! The hosts of a run: which are there, what they have, and which of them run a world.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::Reach;
+use super::ssh::{self, Program};
+use crate::host::{Facts, Remote, Share, ToHost, Unreached};
+use crate::inventory::{Device, Devices};
+use crate::lifecycle::Member;
+use crate::lifecycle::generation::Address;
+use crate::plan::DeviceKind;
+use crate::util::format::count;
+use crate::util::key::Key;
+use crate::util::port;
+
+/// Pause between two attempts to reach a lost host.
+const RETRY: Duration = Duration::from_secs(5);
+/// Name of a file of the run directory, by which hosts show that they share it.
+const TOKEN: &str = ".hosts";
+
+/// The variables of the launcher that ranks get too, by the beginnings of their names.
+const PASSED_ON: [&str; 24] = [
+    "PATH",
+    "LD_LIBRARY_PATH",
+    "PYTHON",
+    "VIRTUAL_ENV",
+    "CONDA",
+    "XDG_CACHE_HOME",
+    "EVENKEEL_",
+    "HF_",
+    "HUGGINGFACE_",
+    "TRANSFORMERS_",
+    "TOKENIZERS_",
+    "CUDA_",
+    "NCCL_",
+    "UCX_",
+    "GLOO_",
+    "TORCH_",
+    "OMP_",
+    "MKL_",
+    "RUST_",
+    "AWS_",
+    "http_proxy",
+    "https_proxy",
+    "no_proxy",
+    "TZ",
+];
+/// Of these only the host's own value is right.
+const OWN: [&str; 1] = ["CUDA_VISIBLE_DEVICES"];
+
+/// The hosts that a launch reaches.
+pub struct Hosts {
+    hosts: Vec<Host>,
+    callers: Callers,
+    device: DeviceKind,
+    token: Option<Token>,
+    arrivals: (Sender<Arrival>, Receiver<Arrival>),
+}
+
+/// What a thread needs to reach a host.
+#[derive(Clone)]
+struct Callers {
+    program: Arc<Program>,
+    first: Arc<ToHost>,
+}
+
+struct Host {
+    reach: Reach,
+    /// By which the other hosts reach it too.
+    address: String,
+    state: State,
+    /// Its GPUs that ranks can take.
+    gpus: Vec<Device>,
+}
+
+enum State {
+    There(Arc<Remote>),
+    /// Lost; the next attempt to reach it.
+    Gone(Instant),
+    Called,
+}
+
+struct Arrival {
+    host: usize,
+    reached: Result<Remote, String>,
+}
+
+/// A file of the run directory with a text that only this launch knows. Dropping this removes it.
+#[derive(Clone)]
+struct Token {
+    file: PathBuf,
+    text: String,
+}
+
+/// Something new about a host.
+#[derive(Debug, PartialEq, Eq)]
+pub enum HostNews {
+    /// It is gone, with its ranks.
+    Lost {
+        host: usize,
+        message: String,
+    },
+    Back {
+        message: String,
+    },
+}
+
+/// Hosts that cannot be used, each with what to do.
+#[derive(Debug, thiserror::Error)]
+#[error("{}", problems.join("\n"))]
+pub struct Unreachable {
+    pub problems: Vec<String>,
+}
+
+impl Hosts {
+    /// Reaches all hosts at once.
+    pub fn connect(hosts: &[Reach], program: &Path) -> Result<Hosts, Unreachable> {
+        let refused = |problem: String| Unreachable {
+            problems: vec![problem],
+        };
+        let program = ssh::program(program)
+            .map_err(|error| refused(format!("{}: {error}", program.display())))?;
+        let directory = std::env::current_dir();
+        let directory = directory.map_err(|error| refused(format!("this directory: {error}")))?;
+        let callers = Callers {
+            program: Arc::new(program),
+            first: Arc::new(ToHost::Enter {
+                directory,
+                environment: environment().collect(),
+            }),
+        };
+        let call = |reach: Reach| {
+            let callers = callers.clone();
+            thread::spawn(move || {
+                let reached = callers.call(&reach);
+                (
+                    reach.address(),
+                    reached.map_err(|why| not_reached(&reach, &why)),
+                    reach,
+                )
+            })
+        };
+        let called: Vec<_> = hosts.iter().cloned().map(call).collect();
+        let (mut hosts, mut problems) = (Vec::new(), Vec::new());
+        for called in called {
+            match called.join() {
+                Ok((address, Ok(remote), reach)) => hosts.push(Host::there(reach, address, remote)),
+                Ok((_, Err(problem), _)) => problems.push(problem),
+                Err(_) => problems.push("a host could not be called".to_owned()),
+            }
+        }
+        if !problems.is_empty() {
+            return Err(Unreachable { problems });
+        }
+        Ok(Hosts {
+            hosts,
+            callers,
+            device: DeviceKind::Cpu,
+            token: None,
+            arrivals: channel(),
+        })
+    }
+
+    /// What each host is, with its name and its GPUs that may be used.
+    pub fn facts(&self) -> impl Iterator<Item = (String, &Facts, &[Device])> {
+        self.hosts.iter().filter_map(|host| {
+            let remote = host.remote()?;
+            Some((host.name(), remote.facts(), host.gpus.as_slice()))
+        })
+    }
+
+    /// Chooses where the ranks compute.
+    pub fn on(mut self, device: DeviceKind) -> Hosts {
+        self.device = device;
+        self
+    }
+
+    /// Ranks that the hosts can run which are there and stay.
+    pub fn capacity(&self) -> u64 {
+        self.slots_on(self.device)
+    }
+
+    /// The same if they compute there.
+    pub fn slots_on(&self, device: DeviceKind) -> u64 {
+        let there = self.hosts.iter().filter(|host| host.is_usable());
+        there.map(|host| host.slots(device)).sum()
+    }
+
+    /// The memory that each rank on the CPU may use, on the host that has least.
+    pub fn least_memory(&self) -> Option<u64> {
+        let of_ranks = self.hosts.iter().filter_map(|host| {
+            let memory = host.remote()?.facts().inventory.cpu.memory_available?;
+            Some(memory / host.slots(DeviceKind::Cpu))
+        });
+        of_ranks.min()
+    }
+
+    /// Refuses hosts that do not have the run's directory, at the same path.
+    pub fn share(&mut self, run_dir: &Path) -> Result<(), Unreachable> {
+        let refused = |error: std::io::Error| Unreachable {
+            problems: vec![format!("{}: {error}", run_dir.display())],
+        };
+        let run_dir = std::path::absolute(run_dir).map_err(refused)?;
+        let text = Key::random().map_err(refused)?.reveal();
+        let token = Token {
+            file: run_dir.join(TOKEN),
+            text,
+        };
+        std::fs::write(&token.file, &token.text).map_err(refused)?;
+        let without = |host: &&Host| {
+            let reads = host.remote().and_then(|remote| token.is_read(remote));
+            reads != Some(true)
+        };
+        let without: Vec<String> = self.hosts.iter().filter(without).map(Host::name).collect();
+        if !without.is_empty() {
+            token.remove();
+            return Err(Unreachable {
+                problems: vec![format!(
+                    "{} and this machine do not share {}: put the run into a directory that all hosts have at the same path, \
+                     with --out",
+                    without.join(", "),
+                    run_dir.display()
+                )],
+            });
+        }
+        self.token = Some(token);
+        Ok(())
+    }
+
+    /// The hosts of a world: its members, and each one's share of the ranks. The first ones take as many as they can.
+    pub fn members(&self, world: u64) -> Vec<(Member, Share)> {
+        let mut left = world;
+        let mut members = Vec::new();
+        for (slot, host) in (0..).zip(&self.hosts) {
+            let Some(remote) = host.remote().filter(|_| host.is_usable()) else {
+                continue;
+            };
+            let ranks = left.min(host.slots(self.device));
+            if ranks == 0 {
+                continue;
+            }
+            left -= ranks;
+            let member = Member {
+                slot,
+                ranks,
+                pod: None,
+            };
+            let gpus = host.gpus.iter().map(|gpu| gpu.id.clone());
+            let gpus = match self.device {
+                DeviceKind::Cuda => gpus.take(usize::try_from(ranks).unwrap_or(0)).collect(),
+                DeviceKind::Cpu => Vec::new(),
+            };
+            let share = Share {
+                host: Arc::clone(remote),
+                count: ranks,
+                gpus,
+            };
+            members.push((member, share));
+        }
+        members
+    }
+
+    /// Where rank 0 listens if it is on this host.
+    pub fn address(&self, host: usize) -> Address {
+        let host = &self.hosts[host];
+        // A taken port is an error of rank 0, and the next generation has another one.
+        let chosen = host.remote().and_then(|remote| remote.port());
+        Address {
+            host: host.address.clone(),
+            port: chosen.unwrap_or_else(port::random),
+        }
+    }
+
+    /// The `gpu`-th GPU of a host does not work: no further rank takes it.
+    pub fn lose_gpu(&mut self, host: usize, gpu: usize) {
+        let gpus = &mut self.hosts[host].gpus;
+        if gpu < gpus.len() {
+            gpus.remove(gpu);
+        }
+    }
+
+    /// Looks at all hosts, and calls lost ones again.
+    pub fn look(&mut self) -> Vec<HostNews> {
+        let mut news = Vec::new();
+        while let Ok(Arrival { host, reached }) = self.arrivals.1.try_recv() {
+            let before = &self.hosts[host];
+            if !matches!(before.state, State::Called) {
+                continue;
+            }
+            match reached {
+                Ok(remote) => {
+                    let message = format!("{} is back", before.name());
+                    let (reach, address) = (before.reach.clone(), before.address.clone());
+                    self.hosts[host] = Host::there(reach, address, remote);
+                    news.push(HostNews::Back { message });
+                }
+                Err(_) => self.hosts[host].state = State::Gone(Instant::now() + RETRY),
+            }
+        }
+        for index in 0..self.hosts.len() {
+            let host = &mut self.hosts[index];
+            match &host.state {
+                State::There(remote) => {
+                    if let Some(why) = remote.loss() {
+                        let message = format!("{} is lost: {why}", host.name());
+                        news.push(HostNews::Lost {
+                            host: index,
+                            message,
+                        });
+                        host.state = State::Gone(Instant::now() + RETRY);
+                    }
+                }
+                State::Gone(next) if Instant::now() >= *next => {
+                    host.state = State::Called;
+                    let (reach, callers) = (host.reach.clone(), self.callers.clone());
+                    let (token, arrivals) = (self.token.clone(), self.arrivals.0.clone());
+                    thread::spawn(move || {
+                        let reached = callers.call(&reach).map_err(|why| why.to_string());
+                        let reached = reached.and_then(|remote| match &token {
+                            Some(token) if token.is_read(&remote) != Some(true) => {
+                                Err("it does not have the run's directory".to_owned())
+                            }
+                            _ => Ok(remote),
+                        });
+                        let _ = arrivals.send(Arrival {
+                            host: index,
+                            reached,
+                        });
+                    });
+                }
+                State::Gone(_) | State::Called => {}
+            }
+        }
+        news
+    }
+
+    /// The hosts that are not there or about to leave; `None`: all are there.
+    pub fn absent(&self) -> Option<String> {
+        let absent = self.hosts.iter().filter(|host| !host.is_usable());
+        let names: Vec<String> = absent.map(Host::name).collect();
+        (!names.is_empty()).then(|| names.join(", "))
+    }
+}
+
+impl fmt::Display for Hosts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let each = self.hosts.iter().map(|host| {
+            let slots = host.slots(self.device);
+            let has = match self.device {
+                DeviceKind::Cuda => count(slots, "GPU"),
+                DeviceKind::Cpu => count(slots, "process"),
+            };
+            format!("{} ({has})", host.name())
+        });
+        let each: Vec<String> = each.collect();
+        let hosts = count(self.hosts.len() as u64, "host");
+        let by = match self.hosts.first().map(|host| &host.reach) {
+            Some(Reach::Slurm(_)) => "of the Slurm job",
+            _ => "by SSH",
+        };
+        write!(f, "{hosts} {by}: {}", each.join(", "))
+    }
+}
+
+impl Drop for Hosts {
+    fn drop(&mut self) {
+        if let Some(token) = &self.token {
+            token.remove();
+        }
+    }
+}
+
+impl Callers {
+    fn call(&self, reach: &Reach) -> Result<Remote, Unreached> {
+        reach.connect(&self.program, &self.first)
+    }
+}
+
+impl Token {
+    fn is_read(&self, remote: &Remote) -> Option<bool> {
+        remote.reads(&self.file, &self.text)
+    }
+
+    fn remove(&self) {
+        // A file that stays is replaced by the next launch.
+        let _ = std::fs::remove_file(&self.file);
+    }
+}
+
+fn not_reached(host: &Reach, why: &Unreached) -> String {
+    format!(
+        "{} is not reached: {why}; {}",
+        host.name(),
+        host.remedy(why)
+    )
+}
+
+impl Host {
+    fn there(reach: Reach, address: String, remote: Remote) -> Host {
+        let mut gpus = match remote.facts().inventory.devices() {
+            Devices::Gpus { devices } => devices,
+            Devices::CpuRanks { .. } => Vec::new(),
+        };
+        if let Some(most) = reach.most_gpus() {
+            gpus.truncate(usize::try_from(most).unwrap_or(usize::MAX));
+        }
+        Host {
+            reach,
+            address,
+            state: State::There(Arc::new(remote)),
+            gpus,
+        }
+    }
+
+    fn name(&self) -> String {
+        self.reach.name()
+    }
+
+    fn remote(&self) -> Option<&Arc<Remote>> {
+        match &self.state {
+            State::There(remote) => Some(remote),
+            State::Gone(_) | State::Called => None,
+        }
+    }
+
+    /// Whether it is there and stays.
+    fn is_usable(&self) -> bool {
+        self.remote().is_some_and(|remote| !remote.is_leaving())
+    }
+
+    fn slots(&self, device: DeviceKind) -> u64 {
+        match device {
+            DeviceKind::Cuda => self.gpus.len() as u64,
+            DeviceKind::Cpu => self.reach.procs(),
+        }
+    }
+}
+
+/// The variables that ranks on other hosts get from this process.
+fn environment() -> impl Iterator<Item = (String, String)> {
+    let all = std::env::vars_os();
+    let texts =
+        all.filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+    texts.filter(|(name, _)| is_passed_on(name))
+}
+
+fn is_passed_on(name: &str) -> bool {
+    PASSED_ON.iter().any(|begins| name.starts_with(begins)) && !OWN.contains(&name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hosts_get_what_programs_need_and_keep_their_own_devices() {
+        for name in [
+            "PATH",
+            "PYTHONPATH",
+            "HF_TOKEN",
+            "NCCL_DEBUG",
+            "EVENKEEL_CUDA_LIBRARIES",
+        ] {
+            assert!(is_passed_on(name), "{name}");
+        }
+        for name in [
+            "CUDA_VISIBLE_DEVICES",
+            "HOME",
+            "USER",
+            "SSH_CONNECTION",
+            "SLURM_PROCID",
+            "RANK",
+        ] {
+            assert!(!is_passed_on(name), "{name}");
+        }
+    }
+}
