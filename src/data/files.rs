@@ -234,8 +234,7 @@ fn select(
             return Err(DataError::source(
                 shown,
                 "its name does not state its format",
-                "end it in .jsonl, .parquet, .txt or .bin (unpacked, not .gz), or set the \
-                 source's format",
+                "end it in .jsonl, .jsonl.gz, .parquet, .txt or .bin, or set the source's format",
             ));
         };
         if let Place::Disk(path) = &place

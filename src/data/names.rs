@@ -13,16 +13,28 @@ pub(super) fn file_name(path: &Path) -> PathBuf {
     PathBuf::from(path.file_name().unwrap_or_default())
 }
 
-/// The format that the extension states.
+/// The format that the extension states. Files of lines may be compressed.
 pub(super) fn format_of(path: &Path) -> Option<DataFormat> {
-    let ending = path.extension()?.to_str()?.to_ascii_lowercase();
+    let is_packed = is_packed(path);
+    let inner: &Path = if is_packed {
+        path.file_stem()?.as_ref()
+    } else {
+        path
+    };
+    let ending = inner.extension()?.to_str()?.to_ascii_lowercase();
     Some(match ending.as_str() {
         "jsonl" | "ndjson" | "json" => DataFormat::Jsonl,
-        "parquet" => DataFormat::Parquet,
         "txt" | "text" | "md" => DataFormat::Text,
-        "bin" => DataFormat::Bin,
+        "parquet" if !is_packed => DataFormat::Parquet,
+        "bin" if !is_packed => DataFormat::Bin,
         _ => return None,
     })
+}
+
+/// Whether the extension states compression with gzip.
+pub(super) fn is_packed(path: &Path) -> bool {
+    let ending = path.extension();
+    ending.is_some_and(|ending| ending.eq_ignore_ascii_case("gz"))
 }
 
 /// Whether a file belongs to a split: `train.jsonl`, `train-00000-of-00002.parquet`, or anything

@@ -710,6 +710,17 @@ mod tests {
         assert_eq!(of("en"), "en/train.jsonl");
         assert_eq!(of("default"), "en/train.jsonl fr/train.jsonl");
         insta::assert_snapshot!(of("de"), @"data.train.0.config: acme/chats has no config `de`: no README.md lists configs, and no directory has that name; remove the config, or correct it");
+        // Compressed lines, of which other directories have no word of a split.
+        let compressed = [
+            "base/test.jsonl.gz",
+            "base/train.jsonl.gz",
+            "red/red.jsonl.gz",
+        ];
+        let of = |config: &str| chosen(&compressed, "", &source(config, "train"));
+        assert_eq!(
+            (of("base"), of("")),
+            (compressed[1].to_owned(), compressed[1].to_owned())
+        );
         // The hub's own Parquet files have a directory for each config and split.
         let converted = [
             "default/train/0000.parquet",
@@ -728,13 +739,13 @@ mod tests {
     fn data_in_other_formats_and_scripts_are_unread() {
         let of = |files: &[&str]| chosen(files, "", &source("", ""));
         let refusals = [
-            of(&["train.jsonl.gz", "test.jsonl"]),
+            of(&["train.arrow", "test.jsonl"]),
             of(&["train.csv", "README.md"]),
             of(&["chats.py", "data/train.jsonl"]),
             of(&["README.md", "a.png"]),
         ];
         insta::assert_snapshot!(refusals.join("\n"), @"
-        data.train.0.path: acme/chats has no data in a format that is read: they are in train.jsonl.gz; write them as .jsonl or .parquet files, and name the directory of these
+        data.train.0.path: acme/chats has no data in a format that is read: they are in train.arrow; write them as .jsonl or .parquet files, and name the directory of these
         data.train.0.path: acme/chats has no data in a format that is read: they are in train.csv; write them as .jsonl or .parquet files, and name the directory of these
         data.train.0.path: acme/chats has no data in a format that is read: the script chats.py makes them; write them as .jsonl or .parquet files, and name the directory of these
         data.train.0.path: acme/chats has no data in a format that is read: it has no file of data; write them as .jsonl or .parquet files, and name the directory of these

@@ -1,15 +1,14 @@
 //! A file of JSON that is one array: each of its objects is a document. Only one object is in memory at a time.
 
-use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
 use super::super::error::DataError;
 use super::lines::{LONGEST, TO_UTF8};
-use super::{Content, Document};
+use super::{Bytes, Content, Document};
 
 /// Whether a file of JSON begins an array, after blanks and a byte-order mark.
-pub(super) fn begins(name: &Path, file: &mut BufReader<File>) -> Result<bool, DataError> {
+pub(super) fn begins(name: &Path, file: &mut BufReader<Bytes>) -> Result<bool, DataError> {
     let start = file
         .fill_buf()
         .map_err(|error| DataError::read(name, error))?;
@@ -21,7 +20,7 @@ pub(super) fn begins(name: &Path, file: &mut BufReader<File>) -> Result<bool, Da
 /// The objects of the array.
 pub(super) struct Objects {
     name: PathBuf,
-    file: BufReader<File>,
+    file: BufReader<Bytes>,
     /// Number of the line, counted from 1.
     line: u64,
     /// Brackets that are open.
@@ -31,7 +30,7 @@ pub(super) struct Objects {
 }
 
 impl Objects {
-    pub fn of(name: &Path, file: BufReader<File>) -> Objects {
+    pub fn of(name: &Path, file: BufReader<Bytes>) -> Objects {
         Objects {
             name: name.to_path_buf(),
             file,

@@ -1,11 +1,10 @@
 //! Text files: JSON lines, blocks between blank lines, or the whole file as one document.
 
-use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
 use super::super::error::DataError;
-use super::{Content, Document, Documents, SEGMENT};
+use super::{Bytes, Content, Document, Documents, SEGMENT};
 use crate::util::format;
 
 /// Longest line or block of text, in bytes; a longer one is a mistake.
@@ -15,7 +14,7 @@ pub(super) const LONGEST: usize = 256 << 20;
 pub(super) const TO_UTF8: &str = "convert the file to UTF-8, for example with iconv";
 
 /// JSON lines: one object a line; blank lines are ignored.
-pub(super) fn jsonl(name: &Path, file: BufReader<File>) -> Documents {
+pub(super) fn jsonl(name: &Path, file: BufReader<Bytes>) -> Documents {
     let mut lines = Lines::of(name, file);
     documents(move || {
         while let Some(line) = lines.read()? {
@@ -28,7 +27,7 @@ pub(super) fn jsonl(name: &Path, file: BufReader<File>) -> Documents {
 }
 
 /// Makes a document of every block of lines between blank lines.
-pub(super) fn blocks(name: &Path, file: File) -> Documents {
+pub(super) fn blocks(name: &Path, file: Bytes) -> Documents {
     let mut lines = Lines::of(name, buffered(file));
     documents(move || {
         let mut block = Text::default();
@@ -60,7 +59,7 @@ pub(super) fn blocks(name: &Path, file: File) -> Documents {
 }
 
 /// Makes one document of the file, in segments that end at line breaks.
-pub(super) fn stream(name: &Path, file: File) -> Documents {
+pub(super) fn stream(name: &Path, file: Bytes) -> Documents {
     let mut lines = Lines::of(name, buffered(file));
     let mut continues = false;
     documents(move || {
@@ -77,7 +76,7 @@ pub(super) fn stream(name: &Path, file: File) -> Documents {
     })
 }
 
-pub(super) fn buffered(file: File) -> BufReader<File> {
+pub(super) fn buffered(file: Bytes) -> BufReader<Bytes> {
     BufReader::with_capacity(1 << 20, file)
 }
 
@@ -123,12 +122,12 @@ impl Text {
 /// Lines of a text file, checked to be UTF-8.
 struct Lines {
     name: PathBuf,
-    file: BufReader<File>,
+    file: BufReader<Bytes>,
     number: u64,
 }
 
 impl Lines {
-    fn of(name: &Path, file: BufReader<File>) -> Lines {
+    fn of(name: &Path, file: BufReader<Bytes>) -> Lines {
         Lines {
             name: name.to_path_buf(),
             file,

@@ -5,10 +5,16 @@ mod bin;
 mod lines;
 mod parquet;
 
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use flate2::read::MultiGzDecoder;
 use serde_json::{Map, Value};
 
 use super::error::DataError;
 use super::files::SourceFile;
+use super::names::is_packed;
 use super::record::{Fault, parse_json};
 use super::request::{Stopped, check_stopped};
 use crate::recipe::schema::spec::DataFormat;
@@ -54,6 +60,9 @@ impl Content {
     }
 }
 
+/// The bytes of a file of lines.
+type Bytes = Box<dyn Read>;
+
 pub(super) type Documents = Box<dyn Iterator<Item = Result<Document, DataError>>>;
 
 /// Settings of the readers.
@@ -80,16 +89,24 @@ pub(super) fn open(
     let name = file.shown();
     match file.format {
         DataFormat::Jsonl => {
-            let mut opened = lines::buffered(opened);
+            let mut opened = lines::buffered(unpacked(name, opened));
             Ok(match array::begins(name, &mut opened)? {
                 true => Box::new(array::Objects::of(name, opened)),
                 false => lines::jsonl(name, opened),
             })
         }
         DataFormat::Parquet => parquet::open(name, opened, choose),
-        DataFormat::Text if reading.packing => Ok(lines::stream(name, opened)),
-        DataFormat::Text => Ok(lines::blocks(name, opened)),
+        DataFormat::Text if reading.packing => Ok(lines::stream(name, unpacked(name, opened))),
+        DataFormat::Text => Ok(lines::blocks(name, unpacked(name, opened))),
         DataFormat::Bin => bin::open(name, opened, reading.vocabulary_size),
+    }
+}
+
+fn unpacked(name: &Path, file: File) -> Bytes {
+    if is_packed(name) {
+        Box::new(MultiGzDecoder::new(file))
+    } else {
+        Box::new(file)
     }
 }
 

@@ -55,15 +55,15 @@ const DATA_SETS: &[DataSet] = &[
     ),
     (
         "hh_helpful",
-        "Anthropic/hh-rlhf",
+        "Anthropic/hh-rlhf/helpful-base",
         ["train", "test"],
-        "unknown",
+        "dialogue-messages",
     ),
     (
         "hh_harmless",
-        "Anthropic/hh-rlhf",
+        "Anthropic/hh-rlhf/harmless-base",
         ["train", "test"],
-        "unknown",
+        "dialogue-messages",
     ),
     (
         "oasst",

@@ -169,8 +169,8 @@ pub(crate) fn budget(values: &Values<'_>, tree: &mut Tree, reading: &mut Reading
     tree.plain_if("budget.samples", examples);
 }
 
-/// A data set that upstream knows by name: the name, its id on the hub, its splits for training and for evaluation, and
-/// how upstream converts its rows (`Conversion`).
+/// A data set that upstream knows by name: the name, its id on the hub, after which a third part is the directory that
+/// upstream reads, its splits for training and for evaluation, and how upstream converts its rows (`Conversion`).
 pub(crate) type DataSet = (&'static str, &'static str, [&'static str; 2], &'static str);
 
 /// Writes the sources of `data.train` (0) or `data.evaluation` (1). `feedback`: the split of files of HALOs' feedback.
@@ -186,7 +186,15 @@ pub(crate) fn sources(
         let mut source = Tree::new(name.span);
         match known.iter().find(|(word, ..)| *word == name.value) {
             Some((_, id, splits, conversion)) => {
-                source.text("path", &name.with((*id).to_owned()));
+                let mut parts = id.match_indices('/').map(|(at, _)| at);
+                let (id, directory) = match parts.nth(1) {
+                    Some(at) => (&id[..at], Some(&id[at + 1..])),
+                    None => (*id, None),
+                };
+                source.text("path", &name.with(id.to_owned()));
+                if let Some(directory) = directory {
+                    source.default("config", directory);
+                }
                 source.text("split", &name.with(splits[part].to_owned()));
                 // Upstream leaves out pairs only where it trains.
                 let conversion = match (*conversion, part) {

@@ -45,6 +45,33 @@ fn blank_lines_separate_documents_of_plain_text() {
     );
 }
 
+/// A file of several gzip streams, as `cat a.gz b.gz` makes it, has the text of all of them.
+#[test]
+fn compressed_files_are_read_as_their_text() {
+    use std::io::Write;
+    let packed = |text: &str| {
+        let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        packed.write_all(text.as_bytes()).unwrap();
+        packed.finish().unwrap()
+    };
+    let lines = ["{\"text\": \"one\"}\n{\"te", "xt\": \"two\"}\n"];
+    let whole = lines.map(packed).concat();
+    let array = packed("[{\"text\": \"one\"}, {\"text\": \"two\"}]");
+    for (name, content) in [
+        ("a.jsonl.gz", whole.clone()),
+        ("a.json.GZ", array),
+        ("a.txt.gz", packed("one\n\ntwo\n")),
+    ] {
+        let mut case = Case::with(name, content);
+        let texts: Vec<String> = case.samples().iter().map(text).collect();
+        assert_eq!(texts, ["^one$", "^two$"], "{name}");
+        case.data.train[0].weight = Some(0.5);
+        assert_eq!(case.samples().len(), 1, "{name}");
+    }
+    let cut = Case::with("a.jsonl.gz", &whole[..whole.len() - 12]);
+    insta::assert_snapshot!(cut.refusal());
+}
+
 #[test]
 fn packed_documents_are_cut_with_one_token_shared() {
     let mut case = Case::with("a.jsonl", "{\"text\": \"abc\"}\n{\"text\": \"de\"}\n");
