@@ -14,7 +14,8 @@ use super::error::DataError;
 use super::kind::Kind;
 use super::manifest::PartRecord;
 use super::pack::{IndexWriter, SampleWriter, Summary, Token, token_width};
-use super::read::{self, Content};
+use super::read::{self, Content, Document};
+use super::replies::Messages;
 use super::request::{Meter, Phase, PrepareRequest, check_stopped};
 use super::sources::{Source, Sources};
 use crate::recipe::schema::spec::{Conversion, PackingStrategy};
@@ -81,10 +82,16 @@ impl<'a> Builder<'a, '_> {
         let reading = self.encoder.reading();
         let kind = self.encoder.request.kind();
         let choose_columns = |available: &[&str]| source.columns_of(available, kind);
+        let messages = match source.conversion {
+            Some(Conversion::RankedReplies) => {
+                Some(Messages::read(source, &choose_columns, reading)?)
+            }
+            _ => None,
+        };
         let answers = match source.conversion {
             Some(conversion) if conversion.selects(kind) => {
                 let of = (source, conversion, kind);
-                Some(selected(of, &choose_columns, reading)?)
+                Some(selected(of, messages.as_ref(), &choose_columns, reading)?)
             }
             _ => None,
         };
@@ -112,7 +119,7 @@ impl<'a> Builder<'a, '_> {
         for file in &source.files {
             for document in read::open(file, &choose_columns, reading)? {
                 check_stopped(reading.stopped)?;
-                let document = document?;
+                let document = replaced(document?, messages.as_ref())?;
                 let is_answer = answers.as_mut().is_none_or(|all| all.next() == Some(true));
                 let chosen = is_answer && selection.as_mut().is_none_or(|is_next| is_next());
                 // A piece continues a stream only if the piece before it was chosen too.
@@ -198,9 +205,17 @@ impl<'a> Builder<'a, '_> {
     }
 }
 
+fn replaced(document: Document, messages: Option<&Messages>) -> Result<Document, DataError> {
+    match messages {
+        Some(messages) => messages.replace(document),
+        None => Ok(document),
+    }
+}
+
 /// Whether each document of a source is one of its prompt's that are trained on.
 fn selected(
     (source, conversion, kind): (&Source, Conversion, Kind),
+    messages: Option<&Messages>,
     choose: read::Choose<'_>,
     reading: read::Reading<'_>,
 ) -> Result<Vec<bool>, DataError> {
@@ -210,7 +225,7 @@ fn selected(
     for file in &source.files {
         for document in read::open(file, choose, reading)? {
             check_stopped(reading.stopped)?;
-            let document = document?;
+            let document = replaced(document?, messages)?;
             let row = document.content.row();
             let converted = row.and_then(|row| conversion.convert(&row));
             let converted = converted

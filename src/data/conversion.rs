@@ -2,7 +2,7 @@
 //!
 //! Upstream: eric-mitchell/direct-preference-optimization f8b8c0f `preference_datasets.py` (`get_hh`, `get_shp`);
 //! ContextualAI/HALOs 4831988 `train/data.py` (`get_hh`, `get_shp`, `get_ultrabin`, `get_ultrafeedback_armorm`,
-//! `get_ultrachat`, `get_safe_rlhf`, `remove_extra_spaces`).
+//! `get_ultrachat`, `get_safe_rlhf`, `get_oasst`, `remove_extra_spaces`).
 
 use serde_json::{Map, Value, json};
 
@@ -60,6 +60,7 @@ impl Conversion {
             }
             Conversion::Conversation => "messages",
             Conversion::LastMessages => "prompt chosen rejected",
+            Conversion::RankedReplies => "message_id parent_id text role lang rank",
             Conversion::NumberedResponses => "prompt response_0 response_1 better_response_id",
             Conversion::Unknown => "",
         };
@@ -74,22 +75,27 @@ impl Conversion {
             | Conversion::ScoredMessages
             | Conversion::AllScoredMessages
             | Conversion::Unknown => Answer::First,
-            Conversion::DialogueText | Conversion::LastMessages | Conversion::NumberedResponses => {
-                Answer::Last
-            }
+            Conversion::DialogueText
+            | Conversion::LastMessages
+            | Conversion::NumberedResponses
+            | Conversion::RankedReplies => Answer::Last,
             Conversion::ScoredText => Answer::Best,
         }
     }
 
     /// Whether samples of this kind are made of some rows of a prompt only.
     pub(super) fn selects(self, kind: Kind) -> bool {
-        kind == Kind::Text || self == Conversion::ScoredMessages
+        let some = [Conversion::ScoredMessages, Conversion::RankedReplies];
+        kind == Kind::Text || some.contains(&self)
     }
 
     /// Which of the rows of a prompt have samples of this kind, by their numbers, of the rows' scores.
     pub(super) fn selected(self, kind: Kind, scores: &[f64]) -> Vec<usize> {
         if kind != Kind::Text {
-            return chosen(SEED, scores.len(), PAIRS);
+            return match self {
+                Conversion::ScoredMessages => chosen(SEED, scores.len(), PAIRS),
+                _ => (0..scores.len()).collect(),
+            };
         }
         let last = scores.len() - 1;
         vec![match self.answer() {
@@ -105,9 +111,10 @@ impl Conversion {
         }]
     }
 
-    /// Converts a row; `None`: upstream leaves it out.
+    /// Converts a row; `None`: upstream leaves it out. Rows of trees are those that [`Messages`](super::replies::Messages)
+    /// puts in their place.
     pub(super) fn convert(self, row: &Map<String, Value>) -> Result<Option<Converted>, Fault> {
-        let (mut score, mut first_answer) = (0.0, None);
+        let (mut score, mut own_answer) = (0.0, None);
         let (prompt, chosen, rejected) = match self {
             Conversion::DialogueText => {
                 let (chosen, rejected) = (text(row, "chosen")?, text(row, "rejected")?);
@@ -154,14 +161,19 @@ impl Conversion {
                 let Some([first, others @ ..]) = messages.map(Vec::as_slice) else {
                     return Err(other_rows("messages is no list of messages"));
                 };
-                let spaced = |turn: &Value| {
-                    let text = |name: &str| turn.get(name).and_then(Value::as_str);
-                    let problem = || other_rows("a message has no role and content");
-                    let (role, content) = text("role").zip(text("content")).ok_or_else(problem)?;
-                    Ok(message(role, content))
-                };
                 let others: Result<Value, Fault> = others.iter().map(spaced).collect();
                 (json!([spaced(first)?]), others?, Value::Null)
+            }
+            Conversion::RankedReplies if row.is_empty() => return Ok(None),
+            Conversion::RankedReplies => {
+                let prompt = row.get("prompt").and_then(Value::as_array);
+                let prompt: Result<Value, Fault> =
+                    prompt.into_iter().flatten().map(spaced).collect();
+                let [chosen, rejected] = ["chosen", "rejected"].map(|name| text(row, name));
+                let rejected = answer(rejected?);
+                // Upstream names no answer for supervised training and so takes the last one.
+                own_answer = Some(rejected.clone());
+                (prompt?, answer(chosen?), rejected)
             }
             Conversion::Unknown => {
                 return Err(Fault::new(UNKNOWN, OWN_ROWS));
@@ -183,7 +195,7 @@ impl Conversion {
                     _ => (json!([message("user", history)]), answers.map(answer)),
                 };
                 if self != Conversion::ScoredText {
-                    first_answer = Some(first.clone());
+                    own_answer = Some(first.clone());
                 }
                 score = a.max(b);
                 if number(row, "labels")? == 1.0 {
@@ -195,7 +207,7 @@ impl Conversion {
         };
         Ok(Some(Converted {
             prompt,
-            answer: first_answer.unwrap_or_else(|| chosen.clone()),
+            answer: own_answer.unwrap_or_else(|| chosen.clone()),
             chosen,
             rejected,
             score,
@@ -244,6 +256,13 @@ fn message(role: &str, content: &str) -> Value {
     json!({"role": role, "content": single_spaced(content)})
 }
 
+fn spaced(turn: &Value) -> Result<Value, Fault> {
+    let text = |name: &str| turn.get(name).and_then(Value::as_str);
+    let problem = || other_rows("a message has no role and content");
+    let (role, content) = text("role").zip(text("content")).ok_or_else(problem)?;
+    Ok(message(role, content))
+}
+
 fn answer(content: &str) -> Value {
     json!([message("assistant", content)])
 }
@@ -262,12 +281,12 @@ fn single_spaced(text: &str) -> String {
     spaced + rest
 }
 
-fn text<'a>(row: &'a Map<String, Value>, name: &str) -> Result<&'a str, Fault> {
+pub(super) fn text<'a>(row: &'a Map<String, Value>, name: &str) -> Result<&'a str, Fault> {
     let value = row.get(name).and_then(Value::as_str);
     value.ok_or_else(|| other_rows(&format!("{name} is no text")))
 }
 
-fn number(row: &Map<String, Value>, name: &str) -> Result<f64, Fault> {
+pub(super) fn number(row: &Map<String, Value>, name: &str) -> Result<f64, Fault> {
     let value = row.get(name).and_then(Value::as_f64);
     value.ok_or_else(|| other_rows(&format!("{name} is no number")))
 }
@@ -283,7 +302,7 @@ fn no_dialogue() -> Fault {
     other_rows("chosen has no turn of an assistant")
 }
 
-fn other_rows(problem: &str) -> Fault {
+pub(super) fn other_rows(problem: &str) -> Fault {
     Fault::new(
         problem,
         format!(

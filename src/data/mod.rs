@@ -29,6 +29,7 @@ mod publish;
 mod read;
 mod record;
 mod remote;
+mod replies;
 mod repository;
 mod request;
 mod sources;

@@ -69,7 +69,7 @@ const DATA_SETS: &[DataSet] = &[
         "oasst",
         "OpenAssistant/oasst1",
         ["train", "validation"],
-        "unknown",
+        "ranked-replies",
     ),
     (
         "ultrabin",

@@ -936,6 +936,8 @@ pub enum Conversion {
     ScoredMessages,
     /// The same with every pair (the test split of HALOs' `shp`).
     AllScoredMessages,
+    /// Messages of trees, each with the next better one of its siblings, in English (HALOs' `oasst`).
+    RankedReplies,
     /// In another way, so that the built-in trainer refuses the data set.
     Unknown,
 }

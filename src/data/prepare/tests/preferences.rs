@@ -235,6 +235,38 @@ fn rows_of_a_data_set_that_upstream_names_are_converted() {
     assert_eq!(messages, ["blue$", "hot$"]);
 }
 
+/// HALOs' `oasst`: a message is paired with its next better sibling, and supervised training has the last message.
+#[test]
+fn trees_of_messages_become_pairs() {
+    let row = |id: &str, parent: Option<&str>, role: &str, rank: Option<u64>, lang: &str| {
+        let row = json!({"message_id": id, "parent_id": parent, "role": role, "text": id,
+            "rank": rank, "lang": lang});
+        row.to_string() + "\n"
+    };
+    let content = [
+        row("Sky?", None, "prompter", None, "en"),
+        row("green", Some("Sky?"), "assistant", Some(2), "en"),
+        row("blau", Some("Sky?"), "assistant", Some(0), "de"),
+        row("blue", Some("Sky?"), "assistant", Some(0), "en"),
+        row("grey", Some("Sky?"), "assistant", Some(1), "en"),
+    ]
+    .concat();
+    let mut case = pairs(&content);
+    case.data.train[0].conversion = Some(Conversion::RankedReplies);
+    let turn = |answer: &str| format!("<|user|>\nSky?$\n<|assistant|>\n|{answer}$\n");
+    let expected = [["grey", "green"], ["blue", "grey"]];
+    let expected: Vec<String> = expected.concat().into_iter().map(turn).collect();
+    assert_eq!(rows(&case), expected);
+    // A share is one of the pairs.
+    case.data.train[0].weight = Some(0.5);
+    assert_eq!(rows(&case).len(), 2);
+    case.data.train[0].weight = None;
+    case.objective = Objective::Sft;
+    let answers = case.samples().iter().map(learned).collect::<Vec<_>>();
+    let answers = answers.iter().map(|answer| answer.trim_matches('·'));
+    assert_eq!(answers.collect::<Vec<_>>(), ["grey$"]);
+}
+
 #[test]
 fn damaged_arrays_are_refused_at_their_line() {
     let refusal = |content: &[u8]| {
