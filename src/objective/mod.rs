@@ -84,12 +84,19 @@ pub struct Likelihood {
     pub weight: f64,
     /// It covers the prompt too, as in ORPO.
     pub with_prompt: bool,
+    /// The mean is over the tokens of each completion, and not over those of the global batch.
+    pub by_completion: bool,
 }
 
 impl Likelihood {
     /// The loss and its derivative by the sums of a chosen sequence.
     fn of(self, chosen: Said, step: Step) -> (f64, Slope) {
-        let factor = self.weight * step.samples_per_token;
+        let per_token = if self.by_completion {
+            1.0 / chosen.tokens()
+        } else {
+            step.samples_per_token
+        };
+        let factor = self.weight * per_token;
         let prompt = if self.with_prompt { chosen.prompt } else { 0.0 };
         let slope = Slope {
             answer: -factor,

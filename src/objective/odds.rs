@@ -55,6 +55,7 @@ mod tests {
         likelihood: Likelihood {
             weight: 1.0,
             with_prompt: true,
+            by_completion: false,
         },
     };
 
@@ -66,6 +67,26 @@ mod tests {
         let expected = -0.1 * (1.0 / (1.0 + 1.0 / ratio)).ln() + 0.25 * 5.0;
         let found = ORPO.judge(pair, STEP).loss;
         assert!((found - expected).abs() < 1e-12, "{found}, not {expected}");
+    }
+
+    /// HALOs 61b9ee6, `ORPOTrainer`: both terms are means over the tokens of each completion.
+    #[test]
+    fn the_likelihood_of_each_completion_is_a_mean_over_its_tokens() {
+        let halos = Orpo {
+            weight: 0.25,
+            likelihood: Likelihood {
+                weight: 1.0,
+                with_prompt: false,
+                by_completion: true,
+            },
+        };
+        let pair = [sequence(-2.0, 4, -3.0, 0.0), sequence(-6.0, 3, -3.0, 0.0)];
+        let log_odds = |log_p: f64| log_p - (1.0 - log_p.exp()).ln();
+        let margin = log_odds(-0.5) - log_odds(-2.0);
+        let expected = 0.5 + 0.25 * (1.0 + (-margin).exp()).ln();
+        let found = halos.judge(pair, STEP).loss;
+        assert!((found - expected).abs() < 1e-12, "{found}, not {expected}");
+        slopes_agree(pair, |pair| halos.judge(pair, STEP));
     }
 
     /// huggingface/trl #4763.

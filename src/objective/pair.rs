@@ -114,6 +114,7 @@ mod tests {
         likelihood: Likelihood {
             weight: 0.0,
             with_prompt: false,
+            by_completion: false,
         },
     };
 
@@ -167,6 +168,7 @@ mod tests {
         let likelihood = Likelihood {
             weight: 0.7,
             with_prompt: true,
+            by_completion: false,
         };
         for loss in [
             PairLoss::Sigmoid,

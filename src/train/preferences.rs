@@ -32,6 +32,7 @@ impl Loss {
             by_token,
             target_margin,
             likelihood_weight,
+            likelihood_by_completion: by_completion,
             desirable_weight,
             undesirable_weight,
             kl,
@@ -39,7 +40,8 @@ impl Loss {
         } = spec.preference;
         let likelihood = |default: f64, with_prompt| Likelihood {
             weight: likelihood_weight.unwrap_or(default),
-            with_prompt,
+            with_prompt: with_prompt && !by_completion,
+            by_completion,
         };
         let pair = Pair {
             loss,
@@ -127,9 +129,10 @@ impl Loss {
         targets
     }
 
-    /// Whether the chosen completions' likelihood is part of the loss.
+    /// Whether a likelihood is part of the loss whose mean is over the tokens of the global batch.
     pub fn has_likelihood(&self) -> bool {
-        self.likelihood().weight != 0.0
+        let likelihood = self.likelihood();
+        likelihood.weight != 0.0 && !likelihood.by_completion
     }
 
     /// Tokens that the likelihood covers in a micro-batch.

@@ -196,6 +196,9 @@ pub struct Preference {
     pub target_margin: Option<f64>,
     /// Weight of the chosen completion's negative log-likelihood; orpo's covers the prompt too. Default: 0, for orpo and cpo 1.
     pub likelihood_weight: Option<f64>,
+    /// This likelihood is a mean over each chosen completion, without its prompt, and not over the tokens of the global batch
+    /// (HALOs' ORPO).
+    pub likelihood_by_completion: bool,
     /// kto's λ of desirable completions. Default: 1.
     pub desirable_weight: Option<f64>,
     /// kto's λ of the others. Default: 1.
@@ -231,6 +234,11 @@ impl Preference {
             (
                 "preference.likelihood_weight",
                 self.likelihood_weight.is_some(),
+                pairs || orpo,
+            ),
+            (
+                "preference.likelihood_by_completion",
+                self.likelihood_by_completion,
                 pairs || orpo,
             ),
             (
