@@ -18,7 +18,7 @@ use super::read::{self, Content, Document};
 use super::replies::Messages;
 use super::request::{Meter, Phase, PrepareRequest, check_stopped};
 use super::sources::{Source, Sources};
-use crate::recipe::schema::spec::{Conversion, PackingStrategy};
+use crate::recipe::schema::spec::{Conversion, Marks, PackingStrategy};
 use crate::samples::Order;
 use crate::util::durable::FileError;
 use crate::util::random::Random;
@@ -91,7 +91,8 @@ impl<'a> Builder<'a, '_> {
         let answers = match source.conversion {
             Some(conversion) if conversion.selects(kind) => {
                 let of = (source, conversion, kind);
-                Some(selected(of, messages.as_ref(), &choose_columns, reading)?)
+                let read = (messages.as_ref(), &self.encoder.request.data.marks);
+                Some(selected(of, read, &choose_columns, reading)?)
             }
             _ => None,
         };
@@ -215,7 +216,7 @@ fn replaced(document: Document, messages: Option<&Messages>) -> Result<Document,
 /// Whether each document of a source is one of its prompt's that are trained on.
 fn selected(
     (source, conversion, kind): (&Source, Conversion, Kind),
-    messages: Option<&Messages>,
+    (messages, marks): (Option<&Messages>, &Marks),
     choose: read::Choose<'_>,
     reading: read::Reading<'_>,
 ) -> Result<Vec<bool>, DataError> {
@@ -227,7 +228,7 @@ fn selected(
             check_stopped(reading.stopped)?;
             let document = replaced(document?, messages)?;
             let row = document.content.row();
-            let converted = row.and_then(|row| conversion.convert(&row));
+            let converted = row.and_then(|row| conversion.convert(&row, marks));
             let converted = converted
                 .map_err(|fault| DataError::record(&document.place, fault.problem, fault.help))?;
             if let Some(converted) = converted {

@@ -2,14 +2,15 @@
 //!
 //! Upstream: eric-mitchell/direct-preference-optimization f8b8c0f `preference_datasets.py` (`get_hh`, `get_shp`);
 //! ContextualAI/HALOs 4831988 `train/data.py` (`get_hh`, `get_shp`, `get_ultrabin`, `get_ultrafeedback_armorm`,
-//! `get_ultrachat`, `get_safe_rlhf`, `get_oasst`, `remove_extra_spaces`).
+//! `get_ultrachat`, `get_safe_rlhf`, `get_oasst`, `remove_extra_spaces`); 61b9ee6
+//! `dataloader.py` (`get_hh`).
 
 use serde_json::{Map, Value, json};
 
 use super::chosen::chosen;
 use super::kind::Kind;
 use super::record::Fault;
-use crate::recipe::schema::spec::Conversion;
+use crate::recipe::schema::spec::{Conversion, Marks};
 
 /// Marks of turns in Anthropic's dialogues.
 const USER: &str = "\n\nHuman: ";
@@ -54,7 +55,9 @@ impl Conversion {
     /// The columns that are read.
     pub(super) fn columns(self) -> std::str::SplitWhitespace<'static> {
         let names = match self {
-            Conversion::DialogueText | Conversion::DialogueMessages => "chosen rejected",
+            Conversion::DialogueText
+            | Conversion::DialogueMessages
+            | Conversion::DialogueMarked => "chosen rejected",
             Conversion::ScoredText | Conversion::ScoredMessages | Conversion::AllScoredMessages => {
                 "history human_ref_A human_ref_B score_A score_B labels"
             }
@@ -71,6 +74,7 @@ impl Conversion {
     fn answer(self) -> Answer {
         match self {
             Conversion::DialogueMessages
+            | Conversion::DialogueMarked
             | Conversion::Conversation
             | Conversion::ScoredMessages
             | Conversion::AllScoredMessages
@@ -113,7 +117,11 @@ impl Conversion {
 
     /// Converts a row; `None`: upstream leaves it out. Rows of trees are those that [`Messages`](super::replies::Messages)
     /// puts in their place.
-    pub(super) fn convert(self, row: &Map<String, Value>) -> Result<Option<Converted>, Fault> {
+    pub(super) fn convert(
+        self,
+        row: &Map<String, Value>,
+        marks: &Marks,
+    ) -> Result<Option<Converted>, Fault> {
         let (mut score, mut own_answer) = (0.0, None);
         let (prompt, chosen, rejected) = match self {
             Conversion::DialogueText => {
@@ -134,6 +142,23 @@ impl Conversion {
                 let turns = turns.into_iter().zip(roles);
                 let prompt: Vec<Value> = turns.map(|(turn, role)| message(role, turn)).collect();
                 (prompt.into(), answer(chosen), answer(rejected.trim()))
+            }
+            Conversion::DialogueMarked => {
+                let (chosen, rejected) = (text(row, "chosen")?, text(row, "rejected")?);
+                // Without an answer, upstream takes the first 12 characters for the prompt.
+                let length = match chosen.rfind(ASSISTANT) {
+                    Some(at) => at + ASSISTANT.len(),
+                    None => chosen
+                        .char_indices()
+                        .nth(12)
+                        .map_or(chosen.len(), |(at, _)| at),
+                };
+                let (prompt, chosen) = chosen.split_at(length);
+                let rejected: String = rejected.chars().skip(prompt.chars().count()).collect();
+                let ended =
+                    |text: &str| json!(single_spaced(&format!("{text}{}", marks.assistant_end)));
+                let prompt = single_spaced(&marked(prompt, marks));
+                (json!(prompt), ended(chosen), ended(&rejected))
             }
             Conversion::LastMessages => {
                 let prompt = json!([message("user", text(row, "prompt")?)]);
@@ -252,6 +277,59 @@ fn dialogue(text: &str) -> Vec<&str> {
     turns
 }
 
+/// A dialogue in which `marks` are in place of those of the turns. The text after a turn follows its mark at once, and the
+/// turn begins after that. A turn that begins with a mark's word has the text after a turn, and `marks` in place of the words
+/// with a colon.
+fn marked(dialogue: &str, marks: &Marks) -> String {
+    let of = [
+        ("Human", "Human:", &marks.user, &marks.user_end),
+        (
+            "Assistant",
+            "Assistant:",
+            &marks.assistant,
+            &marks.assistant_end,
+        ),
+    ];
+    let mut all = String::new();
+    let push_turn =
+        |turn: &str, all: &mut String| match of.iter().find(|(word, ..)| turn.starts_with(word)) {
+            Some((_, mark, before, after)) => {
+                let parts: Vec<&str> = turn.split(mark).collect();
+                let last = parts.len() - 1;
+                for (number, part) in parts.into_iter().enumerate() {
+                    let part = if number > 0 { part.trim_start() } else { part };
+                    all.push_str(if number < last { part.trim_end() } else { part });
+                    if number < last {
+                        all.push_str(before);
+                    }
+                }
+                all.push_str(after);
+            }
+            None => all.push_str(turn),
+        };
+    let (mut turn, mut from) = (dialogue, 0);
+    loop {
+        let next = of.iter().filter_map(|(_, mark, before, after)| {
+            let at = from + turn[from..].find(mark)?;
+            Some((at, mark.len(), before, after))
+        });
+        let Some((at, length, before, after)) = next.min_by_key(|(at, ..)| *at) else {
+            push_turn(turn, &mut all);
+            return all;
+        };
+        let rest = &turn[at + length..];
+        // A mark has white space after it.
+        if !rest.starts_with(char::is_whitespace) {
+            from = at + length;
+            continue;
+        }
+        push_turn(turn[..at].trim_end(), &mut all);
+        all.push_str(before);
+        all.push_str(after);
+        (turn, from) = (rest.trim_start(), 0);
+    }
+}
+
 fn message(role: &str, content: &str) -> Value {
     json!({"role": role, "content": single_spaced(content)})
 }
@@ -268,7 +346,7 @@ fn answer(content: &str) -> Value {
 }
 
 /// A text with one space for each run of several spaces and tabs.
-fn single_spaced(text: &str) -> String {
+pub(super) fn single_spaced(text: &str) -> String {
     let mut spaced = String::with_capacity(text.len());
     let is_space = |c: char| c == ' ' || c == '\t';
     let mut rest = text;
@@ -317,7 +395,7 @@ mod tests {
 
     fn converted(conversion: Conversion, row: Value, kind: Kind) -> Value {
         let row = row.as_object().unwrap();
-        let converted = conversion.convert(row).unwrap();
+        let converted = conversion.convert(row, &Marks::default()).unwrap();
         converted.map_or(Value::Null, |it| it.into_row(kind).into())
     }
 
@@ -420,6 +498,56 @@ mod tests {
         );
     }
 
+    /// The expected prompts and completions are those of `get_hh` of HALOs 61b9ee6.
+    #[test]
+    fn marks_of_dialogues_are_replaced_as_upstream_does() {
+        let text = |text: &str| text.to_owned();
+        let marks = Marks {
+            user: text("<u> "),
+            user_end: text("<ue>"),
+            assistant: text("<a>\n"),
+            assistant_end: text("<ae>"),
+        };
+        let of = |chosen: &str, rejected: &str| {
+            let row = json!({"chosen": chosen, "rejected": rejected});
+            let row = row.as_object().unwrap();
+            let converted = Conversion::DialogueMarked.convert(row, &marks);
+            converted.unwrap().unwrap().into_row(Kind::Pair)
+        };
+        let dialogue =
+            "\n\nHuman: Why?\n\nAssistant: Tell  me more. \n\nHuman:\tIt is so.\n\nAssistant: ";
+        for (chosen, rejected, prompt, completions) in [
+            (
+                format!("{dialogue}I see "),
+                format!("{dialogue}No\n\n"),
+                "<u> <ue>Why?<a>\n<ae>Tell me more.<u> <ue>It is so.<a>\n<ae>",
+                ["I see <ae>", "No\n\n<ae>"],
+            ),
+            (
+                text("\n\nHuman: Humans say Human:no and Assistant: why\n\nAssistant: A"),
+                text("\n\nHuman: Humans say Human:no and Assistant: why\n\nAssistant: B"),
+                "<u> <ue>Humans say<u> no and<ue><a>\n<ae>why<a>\n<ae>",
+                ["A<ae>", "B<ae>"],
+            ),
+            (
+                text("\n\nHuman: Hello there"),
+                text("\n\nHuman: Hello where"),
+                "<u> <ue>Hel",
+                ["lo there<ae>", "lo where<ae>"],
+            ),
+            (
+                text("Note Human: Hi\n\nAssistant: Human: x\n\nAssistant: "),
+                text("Note Human: Hi\n\nAssistant: Human: x\n\nAssistant: é"),
+                "Note<u> <ue>Hi<a>\n<ae><u> <ue>x<a>\n<ae>",
+                ["<ae>", "é<ae>"],
+            ),
+        ] {
+            let found = of(&chosen, &rejected);
+            assert_eq!(found["prompt"], prompt);
+            assert_eq!([&found["chosen"], &found["rejected"]], completions);
+        }
+    }
+
     #[test]
     fn rows_of_a_prompt_are_selected_as_upstream_does() {
         let scores = [3.0, 9.0, 9.0, 4.0, 8.0, 5.0, 6.0];
@@ -460,7 +588,7 @@ mod tests {
             ),
         ] {
             let row = row.as_object().unwrap();
-            let fault = conversion.convert(row).unwrap_err();
+            let fault = conversion.convert(row, &Marks::default()).unwrap_err();
             assert_eq!(fault.problem, problem);
         }
     }

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use serde_json::{Map, Value};
 
 use super::chat::{ChatError, ChatTemplate};
+use super::conversion::single_spaced;
 use super::error::DataError;
 use super::kind::Kind;
 use super::pack::Token;
@@ -15,7 +16,7 @@ use super::record::{Fault, Record, Turns, check_messages, turns};
 use super::request::PrepareRequest;
 use super::sources::Source;
 use super::tokenizer::Tokenizer;
-use crate::recipe::schema::spec::{Conversion, RowCut, RowTokens};
+use crate::recipe::schema::spec::{Conversion, RowCut, RowTokens, Side};
 
 /// A document or a part of one, with its position in the stream of chosen documents.
 pub(super) struct Piece<'a> {
@@ -79,7 +80,7 @@ impl<'a> Encoder<'a> {
         let kind = self.request.kind();
         let (row, columns) = match source.conversion {
             None => (row, source.columns.as_slice()),
-            Some(conversion) => match conversion.convert(&row)? {
+            Some(conversion) => match conversion.convert(&row, &self.request.data.marks)? {
                 Some(converted) => (converted.into_row(kind), &[][..]),
                 None => return Ok(Vec::new()),
             },
@@ -240,6 +241,9 @@ impl<'a> Encoder<'a> {
             } => (prompt, vec![completion], Some(is_desirable)),
         };
         let rules = self.request.data.rows;
+        if rules.tokens == RowTokens::Decoded {
+            return self.decoded(&prompt, &completions, label);
+        }
         let mut is_cut = false;
         if rules.cut == RowCut::Turns {
             is_cut = self.cut_turns(&mut prompt, &mut completions)?;
@@ -248,7 +252,9 @@ impl<'a> Encoder<'a> {
             RowTokens::Together | RowTokens::TogetherEnded => {
                 self.together(&prompt, &completions)?
             }
-            RowTokens::Apart | RowTokens::ApartEnded => self.apart(&prompt, &completions)?,
+            RowTokens::Apart | RowTokens::ApartEnded | RowTokens::Decoded => {
+                self.apart(&prompt, &completions)?
+            }
         };
         let most = self.request.row_limit();
         let slices: Vec<&[u32]> = completions.iter().map(Vec::as_slice).collect();
@@ -261,11 +267,98 @@ impl<'a> Encoder<'a> {
             is_cut |= row.len() < prompt.len() + completion.len();
             tokens.extend(row);
         }
-        tokens.extend(label.map(|is_desirable| Token {
-            id: u32::from(is_desirable),
-            target: false,
-        }));
+        tokens.extend(label.map(mark_of));
         Ok(Outcome::Preference { tokens, is_cut })
+    }
+
+    /// The rows where prompt and completion are cut and become text again, with a space and the end token after it (HALOs
+    /// 61b9ee6, `dataloader.py`, `tokenize_batch_element`, `combine_prompt_and_generation`). Deviation: a row that then has
+    /// more than `sequence_length` tokens is cut at its end, so that a completion that was cut lacks the end token.
+    fn decoded(
+        &self,
+        prompt: &Turns,
+        completions: &[Turns],
+        label: Option<bool>,
+    ) -> Result<Outcome, Fault> {
+        let (rules, tokenizer) = (self.request.data.rows, self.tokenizer);
+        let most = self.request.row_limit() as usize;
+        let most_of_prompt = rules.max_prompt_length.map_or(most, |most| most as usize);
+        let encode = |text: &str| tokenizer.encode(text).map_err(cannot_encode);
+        let (Some(end), Some(end_id)) = (tokenizer.specials.get("eos_token"), tokenizer.end.last())
+        else {
+            return Err(Fault::new(
+                "the tokenizer has no end token, with which upstream ends completions",
+                "set eos_token in tokenizer_config.json",
+            ));
+        };
+        let with_start = |text: &str| -> Result<Vec<u32>, Fault> {
+            Ok([tokenizer.start.clone(), encode(text)?].concat())
+        };
+        let mut whole_prompt = with_start(&self.marked(prompt, true)?)?;
+        whole_prompt.pop_if(|last| last == end_id);
+        let (mut tokens, mut is_cut) = (Vec::new(), false);
+        for completion in completions {
+            let mut of_completion = encode(&self.marked(completion, false)?)?;
+            of_completion.pop_if(|last| last == end_id);
+            let mut of_prompt = whole_prompt.as_slice();
+            let is_long = of_prompt.len() + of_completion.len() > most;
+            if is_long && of_prompt.len() > most_of_prompt {
+                of_prompt = match rules.prompt_keeps {
+                    Side::Start => &of_prompt[..most_of_prompt],
+                    Side::End => &of_prompt[of_prompt.len() - most_of_prompt..],
+                };
+            }
+            of_completion.truncate(most.saturating_sub(of_prompt.len()));
+            let prompt = tokenizer.decode_cleaned(of_prompt);
+            let completion = tokenizer.decode_cleaned(&of_completion);
+            let border = with_start(&prompt)?.len();
+            let mut row = with_start(&format!("{prompt}{completion} {end}"))?;
+            is_cut |= is_long || row.len() > most;
+            row.truncate(most);
+            if row.len() <= border {
+                return Ok(Outcome::WithoutTargets);
+            }
+            let targets = (0..).map(|at| at >= border.max(1));
+            let row = row.into_iter().zip(targets);
+            tokens.extend(row.map(|(id, target)| Token { id, target }));
+        }
+        tokens.extend(label.map(mark_of));
+        Ok(Outcome::Preference { tokens, is_cut })
+    }
+
+    /// A text, or a conversation with the recipe's marks around its turns, with one space in place of several.
+    fn marked(&self, turns: &Turns, is_prompt: bool) -> Result<String, Fault> {
+        let messages = match turns {
+            Turns::Text(text) => return Ok(text.clone()),
+            Turns::Chat(messages) => messages,
+        };
+        let marks = &self.request.data.marks;
+        let mut text = String::new();
+        for (index, message) in messages.iter().enumerate() {
+            let given = |name: &str| message[name].as_str();
+            let (before, after, content) = match (given("role"), given("content")) {
+                (Some("user"), Some(content)) => (&marks.user, &marks.user_end, content),
+                (Some("assistant"), Some(content)) => {
+                    (&marks.assistant, &marks.assistant_end, content)
+                }
+                _ => {
+                    return Err(Fault::new(
+                        format!("message {} is no text of a user or an assistant", index + 1),
+                        "upstream has marks for these only: remove it",
+                    ));
+                }
+            };
+            // The mark before an answer is part of the prompt.
+            if is_prompt || index > 0 {
+                text.push_str(before);
+            }
+            text.push_str(content);
+            text.push_str(after);
+        }
+        if is_prompt {
+            text.push_str(&marks.assistant);
+        }
+        Ok(single_spaced(&text))
     }
 
     /// Cuts turns that are too long, each counted as if the template rendered it by itself (HALOs 4831988,
@@ -446,6 +539,14 @@ impl<'a> Encoder<'a> {
         if !ids.rev().take(end.len()).eq(end.iter().rev().copied()) {
             tokens.extend(all_targets(end));
         }
+    }
+}
+
+/// The token that states a label.
+fn mark_of(is_desirable: bool) -> Token {
+    Token {
+        id: u32::from(is_desirable),
+        target: false,
     }
 }
 

@@ -20,7 +20,7 @@ use super::request::{Meter, Phase, PrepareRequest, Progress};
 use super::sources::{self, AllSources, Sources};
 use super::synthetic::Language;
 use super::tokenizer::Tokenizer;
-use crate::recipe::schema::spec::{Objective, PackingStrategy, Rows, Synthetic};
+use crate::recipe::schema::spec::{Marks, Objective, PackingStrategy, Rows, Synthetic};
 use crate::util::{format, large_stack, memory};
 
 /// Upper limit of the sequence length; the store's index could not hold longer samples.
@@ -268,6 +268,9 @@ fn prepare_files(
     }
     if data.rows != Rows::default() {
         identity["rows"] = json!(data.rows);
+    }
+    if data.marks != Marks::default() {
+        identity["marks"] = json!(data.marks);
     }
     if let Some(most) = data.max_prompt_length {
         identity["max_prompt_length"] = json!(most);

@@ -65,6 +65,7 @@ pub(super) fn load(path: &Path, name: &str, template_key: &str) -> Result<Tokeni
         }
     }
     let vocabulary = tokenizer.get_vocab(true);
+    let cleans_up = config["clean_up_tokenization_spaces"].as_bool();
     Ok(Tokenizer {
         name: name.to_string(),
         specials,
@@ -73,6 +74,7 @@ pub(super) fn load(path: &Path, name: &str, template_key: &str) -> Result<Tokeni
         start,
         end,
         vocabulary_size: vocabulary.values().max().map_or(0, |&id| u64::from(id) + 1),
+        cleans_up: cleans_up.unwrap_or(true),
         encoder: Encoder::HuggingFace(Box::new(tokenizer)),
     })
 }

@@ -27,6 +27,20 @@ const SPECIALS: [(&str, &str, u32); 3] = [
     ("<|pad|>", "pad_token", 258),
 ];
 
+/// What transformers replaces in a decoded text, one after the other.
+const CLEANED: [(&str, &str); 10] = [
+    (" .", "."),
+    (" ?", "?"),
+    (" !", "!"),
+    (" ,", ","),
+    (" ' ", "'"),
+    (" n't", "n't"),
+    (" 'm", "'m"),
+    (" 's", "'s"),
+    (" 've", "'ve"),
+    (" 're", "'re"),
+];
+
 /// A tokenizer with its special tokens and template.
 pub struct Tokenizer {
     /// Name for people: `byte`, or the path as the recipe names it.
@@ -43,6 +57,8 @@ pub struct Tokenizer {
     pub end: Vec<u32>,
     /// Upper bound of the ids: the largest plus one.
     pub vocabulary_size: u64,
+    /// transformers removes spaces before punctuation when it decodes (`clean_up_tokenization_spaces`).
+    pub cleans_up: bool,
     encoder: Encoder,
 }
 
@@ -135,6 +151,7 @@ impl Tokenizer {
             start: vec![256],
             end: vec![257],
             vocabulary_size: 259,
+            cleans_up: false,
             encoder: Encoder::Byte,
         }
     }
@@ -149,6 +166,7 @@ impl Tokenizer {
             start: Vec::new(),
             end: Vec::new(),
             vocabulary_size,
+            cleans_up: false,
             encoder: Encoder::Ids,
         }
     }
@@ -212,6 +230,13 @@ impl Tokenizer {
         }
     }
 
+    /// The text of ids as transformers decodes them: without special tokens, and cleaned up by default (4.35,
+    /// `clean_up_tokenization`).
+    pub(super) fn decode_cleaned(&self, ids: &[u32]) -> String {
+        let text = self.decode(ids);
+        if self.cleans_up { cleaned(text) } else { text }
+    }
+
     fn pieces(&self, text: &str) -> Result<Vec<Piece>, tokenizers::Error> {
         match &self.encoder {
             Encoder::Ids => pieces_of_ids(text, self.vocabulary_size),
@@ -219,6 +244,13 @@ impl Tokenizer {
             Encoder::HuggingFace(tokenizer) => huggingface::pieces(tokenizer, text),
         }
     }
+}
+
+fn cleaned(mut text: String) -> String {
+    for (spaced, cleaned) in CLEANED {
+        text = text.replace(spaced, cleaned);
+    }
+    text
 }
 
 fn pieces_of_ids(text: &str, vocabulary_size: u64) -> Result<Vec<Piece>, tokenizers::Error> {

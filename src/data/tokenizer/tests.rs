@@ -258,6 +258,25 @@ fn the_configuration_names_special_tokens_and_the_template() {
     assert_eq!(file.checksum, tokenizer.checksum);
 }
 
+/// The expected text is that of `clean_up_tokenization` of transformers, which its version 4.35 calls by default.
+#[test]
+fn decoded_texts_are_cleaned_up_unless_the_configuration_says_no() {
+    let text = "I ca n't , he 's \' ok \' . We \'ve  ! You \'re I \'m ?";
+    assert_eq!(
+        cleaned(text.to_owned()),
+        "I can't, he's'ok '. We've ! You're I'm?"
+    );
+    let cleans_up = |config: Value| {
+        let files = [
+            ("tokenizer.json", bpe(Value::Null).to_string()),
+            ("tokenizer_config.json", config.to_string()),
+        ];
+        Directory::new(&files).load().unwrap().cleans_up
+    };
+    assert!(cleans_up(json!({})));
+    assert!(!cleans_up(json!({"clean_up_tokenization_spaces": false})));
+}
+
 #[test]
 fn unusable_tokenizers_are_refused() {
     let good = bpe(Value::Null).to_string();

@@ -105,7 +105,7 @@ impl Reader for Dpo {
             losses(&values, &names, &mut tree, reading);
         }
         let (config, typed) = (&composed.config, asked.command_line);
-        tree_effects::find(config, Kind::Dpo, objective, typed, reading);
+        tree_effects::find((config, Kind::Dpo, &[]), objective, typed, reading);
         Translated {
             native: tree.into_node(),
             source: composed.config,

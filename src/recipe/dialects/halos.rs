@@ -115,6 +115,56 @@ const DATA_SETS: &[DataSet] = &[
     ),
 ];
 
+/// Those of the legacy tree, which knows no files.
+const LEGACY_DATA_SETS: &[DataSet] = &[
+    // It draws the pairs of all prompts with one sequence of random numbers.
+    ("shp", "stanfordnlp/SHP", ["train", "test"], "unknown"),
+    (
+        "hh",
+        "Anthropic/hh-rlhf",
+        ["train", "test"],
+        "dialogue-marked",
+    ),
+    (
+        "hh_helpful",
+        "Anthropic/hh-rlhf/helpful-base",
+        ["train", "test"],
+        "dialogue-marked",
+    ),
+    (
+        "hh_harmless",
+        "Anthropic/hh-rlhf/harmless-base",
+        ["train", "test"],
+        "dialogue-marked",
+    ),
+    (
+        "oasst",
+        "OpenAssistant/oasst1",
+        ["train", "validation"],
+        "ranked-replies",
+    ),
+    (
+        "ultrabin",
+        "HuggingFaceH4/ultrafeedback_binarized",
+        ["train_prefs", "test_prefs"],
+        "last-messages",
+    ),
+    (
+        "alpacaeval",
+        "tatsu-lab/alpaca_eval",
+        ["eval", "eval"],
+        "unknown",
+    ),
+];
+
+/// Keys that only the legacy tree reads.
+const LEGACY_KEYS: &[&str] = &[
+    "assistant_prefix",
+    "assistant_suffix",
+    "human_prefix",
+    "human_suffix",
+];
+
 /// The splits of files of feedback, for training and for evaluation.
 const FEEDBACK_SPLITS: [&str; 2] = ["train", "test"];
 
@@ -195,22 +245,26 @@ impl Reader for Halos {
         evaluation(&values, version, &mut tree, reading);
         model(&values, version, &mut tree, reading);
         training(&values, supervised, version, &mut tree, reading);
-        data(&values, &mut tree, reading);
+        data(&values, version, &mut tree, reading);
         values.translate(KEYS, &mut tree, reading);
         let wrong_adapters = adapters(&values, version, &mut tree, reading);
         without_effect(&values, asked.command_line, reading);
         let objective = preference::objective(&tree);
         if objective.is_likelihood() || objective.is_over_preferences() {
             let (config, typed) = (&composed.config, asked.command_line);
-            tree_effects::find(config, Kind::Halos, objective, typed, reading);
+            let more: &[&str] = match version {
+                Version::Legacy => LEGACY_KEYS,
+                Version::Head | Version::PerStep => &[],
+            };
+            tree_effects::find((config, Kind::Halos, more), objective, typed, reading);
             reading.untrained.extend(wrong_adapters);
             if objective.is_likelihood() {
                 let prompt = values.int("model.max_prompt_length", reading);
                 tree.plain_if("data.max_prompt_length", prompt);
             } else {
-                preferences::translate(&values, &mut tree, reading);
-                preferences::find(&values, reading);
+                preferences::translate(&values, version, &mut tree, reading);
             }
+            preferences::find(&values, version, objective, reading);
             // Weights in upstream's own format.
             let loaded = values
                 .node("model.load_from")
@@ -441,7 +495,13 @@ fn training(
     // PyTorch's optimisers decay all parameters.
     tree.default("optimizer.weight_decay_on", "all");
     match version {
-        Version::Legacy => preference::warm_up(values, tree),
+        Version::Legacy => {
+            preference::warm_up(values, tree);
+            // The default of PyTorch's AdamW.
+            if values.node("optimizer").and_then(Node::text) == Some("AdamW") {
+                tree.default("optimizer.weight_decay", "0.01");
+            }
+        }
         // The start of `LinearLR`.
         Version::Head | Version::PerStep => tree.default("learning_rate.warmup_start", 0.1),
     }
@@ -454,13 +514,17 @@ fn training(
     tree.default("learning_rate.shape", shape);
 }
 
-fn data(values: &Values<'_>, tree: &mut Tree, reading: &mut Reading) {
+fn data(values: &Values<'_>, version: Version, tree: &mut Tree, reading: &mut Reading) {
+    let known = match version {
+        Version::Legacy => LEGACY_DATA_SETS,
+        Version::Head | Version::PerStep => DATA_SETS,
+    };
     let both: Vec<Given<String>> = values.texts("datasets", reading);
     for (part, key) in ["train_datasets", "test_datasets"].into_iter().enumerate() {
         let names = values.texts(key, reading);
         let names = if names.is_empty() { &both } else { &names };
         let feedback = Some(FEEDBACK_SPLITS[part]);
-        preference::sources(names, part, DATA_SETS, feedback, tree);
+        preference::sources(names, part, known, feedback, tree);
     }
 }
 

@@ -24,8 +24,8 @@ const HALOS: Keys = Keys {
          weight_decay",
     ),
     without_effect: Words(
-        "cache_dir cache_reference_logprobs do_first_eval eps frac_unique_desirable frac_unique_undesirable \
-         fsdp_port humanline_M humanline_alpha humanline_beta_P humanline_beta_R humanline_gamma \
+        "assistant_prefix assistant_suffix cache_dir cache_reference_logprobs do_first_eval eps frac_unique_desirable \
+         frac_unique_undesirable fsdp_port human_prefix human_suffix humanline_M humanline_alpha humanline_beta_P humanline_beta_R humanline_gamma \
          humanline_gamma_P humanline_gamma_R humanline_iters load_reference_logprobs log_epsilon_P log_epsilon_R \
          loss.average_log_probs loss.name loss.policy_hf_model_class loss.reference_hf_model_class \
          loss.rejected_control_token loss.sync_reference loss.use_reference_model minimum_log_interval_secs mode \
@@ -35,11 +35,7 @@ const HALOS: Keys = Keys {
          wandb",
     ),
     unsupported: &[
-        ("assistant_prefix", &[]),
-        ("assistant_suffix", &[]),
         ("feedback_type", &["pairwise"]),
-        ("human_prefix", &[]),
-        ("human_suffix", &[]),
         ("humanline", &["false"]),
         ("loss.chosen_control_token", &[]),
         ("loss.control_tokens", &[]),
@@ -70,7 +66,7 @@ const DPO: Keys = Keys {
 /// The keys of HALOs' losses over preferences, where they differ from those of supervised fine-tuning.
 const HALOS_PREFERENCES: Keys = Keys {
     read: Words(
-        "loss.beta loss.desirable_weight loss.epsilon loss.gamma_beta_ratio loss.tau loss.undesirable_weight",
+        "loss.OR_scale loss.beta loss.desirable_weight loss.epsilon loss.gamma_beta_ratio loss.tau loss.undesirable_weight",
     ),
     without_effect: Words(""),
     unsupported: &[
@@ -110,10 +106,10 @@ pub(crate) fn keys_of_preferences(kind: Kind) -> &'static Keys {
 const NOTED: Words = Words("eps save_every");
 
 /// Finds the keys of a composed config by which the built-in trainer does not train. Those without effect count only where
-/// the user typed them: a tree has many that the user did not choose.
+/// the user typed them: a tree has many that the user did not choose. `more`: keys that the version of the tree reads beside
+/// those of its kind.
 pub(crate) fn find(
-    config: &Node,
-    kind: Kind,
+    (config, kind, more): (&Node, Kind, &[&str]),
     objective: Objective,
     command_line: Option<FileId>,
     reading: &mut Reading,
@@ -123,6 +119,9 @@ pub(crate) fn find(
     let adapts = config.get_path("model.use_peft");
     let adapts = adapts.is_some_and(|asked| asked.is_bool(true, Schema::OmegaConf));
     let effect = |key: &str| {
+        if more.contains(&key) {
+            return Some(Effect::Read);
+        }
         let of_preferences = own.and_then(|own| own.effect(key));
         let effect = of_preferences.or_else(|| keys(kind).effect(key))?;
         let is_idle = !adapts && key.starts_with("model.peft.");

@@ -753,6 +753,8 @@ pub struct Data {
     pub extra_token: bool,
     /// How prompts and completions of preferences become rows.
     pub rows: Rows,
+    /// The texts around turns, in place of a chat template, with `rows.tokens: decoded`.
+    pub marks: Marks,
     /// Pack several documents into one sample.
     pub packing: bool,
     /// How documents are packed.
@@ -775,6 +777,7 @@ impl Default for Data {
             max_prompt_length: None,
             extra_token: true,
             rows: Rows::default(),
+            marks: Marks::default(),
             packing: false,
             packing_strategy: PackingStrategy::default(),
             answers_only: None,
@@ -814,6 +817,20 @@ pub struct Rows {
     pub max_completion_length: Option<u64>,
 }
 
+/// The texts before and after the turns of a conversation. A prompt ends with the text before an answer.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Marks {
+    /// Before a turn of the user.
+    pub user: String,
+    /// After a turn of the user.
+    pub user_end: String,
+    /// Before an answer.
+    pub assistant: String,
+    /// After an answer.
+    pub assistant_end: String,
+}
+
 /// What of a row becomes tokens together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
@@ -828,6 +845,9 @@ pub enum RowTokens {
     /// As `apart`, and every completion is ended, whatever the template wrote (TRL 0.12 to 0.26,
     /// direct-preference-optimization).
     ApartEnded,
+    /// Prompt and completion are cut by themselves and become text again, with a space and the end token after it, and then
+    /// tokens together (HALOs up to 2024-09). Conversations are written with `data.marks`.
+    Decoded,
 }
 
 /// How a row that is too long is cut.
@@ -930,6 +950,8 @@ pub enum Conversion {
     DialogueText,
     /// Dialogues in `chosen` and `rejected`, as messages (HALOs' `hh`).
     DialogueMessages,
+    /// Dialogues in `chosen` and `rejected`, whose marks of turns are replaced by `data.marks` (`hh` of HALOs up to 2024-09).
+    DialogueMarked,
     /// Answers with scores, of which one has at least twice the other's, as texts (direct-preference-optimization's
     /// `shp`).
     ScoredText,

@@ -314,3 +314,46 @@ fn the_turn_that_is_too_long_is_cut() {
     case.data.rows.max_prompt_length = Some(64);
     assert_eq!(rows(&case), ["uabcdefgh.a|0123456789.", "uabcdefgh.a|01."]);
 }
+
+/// HALOs up to 2024-09 cuts prompt and completion and makes a text of them again, with its marks around turns.
+#[test]
+fn rows_of_decoded_texts_are_cut_as_upstream_cuts_them() {
+    use crate::recipe::schema::spec::{Marks, RowTokens, Rows, Side};
+    let message = |role: &str, content: &str| json!({"role": role, "content": content});
+    let row = json!({
+        "prompt": [message("user", "Sky? ")],
+        "chosen": [message("assistant", "  blue")],
+        "rejected": [message("assistant", "no")],
+    });
+    let mut case = pairs(&row.to_string());
+    case.data.extra_token = false;
+    case.data.marks = Marks {
+        user: "<u>".to_owned(),
+        user_end: " ;".to_owned(),
+        assistant: "<a>".to_owned(),
+        assistant_end: ".".to_owned(),
+    };
+    case.data.rows = Rows {
+        tokens: RowTokens::Decoded,
+        max_prompt_length: Some(6),
+        ..Rows::default()
+    };
+    case.data.sequence_length = 64;
+    assert_eq!(
+        rows(&case),
+        ["^<u>Sky? ;<a>| blue. $", "^<u>Sky? ;<a>|no. $"]
+    );
+    assert_eq!(case.prepare().unwrap().manifest.skipped.truncated, 0);
+    // The prompt has 13 tokens and the completions 6 and 3, so that only the row of the first is too long.
+    case.data.sequence_length = 18;
+    assert_eq!(rows(&case), ["^? ;<a>| blue. $", "^<u>Sky? ;<a>|no. $"]);
+    assert_eq!(case.prepare().unwrap().manifest.skipped.truncated, 1);
+    case.data.rows.prompt_keeps = Side::Start;
+    assert_eq!(rows(&case)[0], "^<u>Sk| blue. $");
+    // Five tokens of each completion are left, with which the rows are longer than 11.
+    case.data.sequence_length = 11;
+    assert_eq!(rows(&case), ["^<u>Sk| blue", "^<u>Sk|no. $"]);
+    let mut other = pairs(&row.to_string().replace("user", "system"));
+    other.data.rows = case.data.rows;
+    insta::assert_snapshot!(other.refusal());
+}

@@ -1,33 +1,43 @@
 //! The losses over preferences of HALOs, and how it makes rows.
 //!
 //! Source: HALOs 4831988, `train/trainers.py` (`DPOTrainer` to `KTOTrainer`), `train/dataloader.py`
-//! (`tokenize_batch_element`, `UnpairedPreferenceDataLoader`), `train/data.py` (`get_feedback`).
+//! (`tokenize_batch_element`, `UnpairedPreferenceDataLoader`), `train/data.py` (`get_feedback`); 61b9ee6, `trainers.py`,
+//! `dataloader.py`.
 
+use super::version::Version;
 use crate::recipe::dialects::hydra::Values;
 use crate::recipe::schema::reading::Reading;
+use crate::recipe::schema::spec::Objective;
 use crate::recipe::schema::tree::Tree;
 use crate::recipe::schema::untrained::{Untrained, UntrainedReason};
+use crate::recipe::syntax::node::Node;
 
-/// Trainers and data loaders that the built-in trainer has, with the loss of the tree that is instead of another.
-const TRAINED: [(&str, &[&str]); 2] = [
-    (
-        "loss.trainer",
-        &[
-            "DPOTrainer",
-            "CDPOTrainer",
-            "IPOTrainer",
-            "SimPOTrainer",
-            "KTOTrainer",
-        ],
-    ),
-    (
-        "loss.dataloader",
-        &["PairedPreferenceDataLoader", "UnpairedPreferenceDataLoader"],
-    ),
+/// Trainers that the built-in trainer has.
+const TRAINERS: &[&str] = &[
+    "DPOTrainer",
+    "CDPOTrainer",
+    "IPOTrainer",
+    "SimPOTrainer",
+    "KTOTrainer",
 ];
 
+/// Those of the legacy tree. Its KTO makes mismatched rows of texts, with one space more than the rows that they are made of,
+/// and its SFT takes a mean of sums over completions.
+const LEGACY_TRAINERS: &[&str] = &["DPOTrainer", "CDPOTrainer", "ORPOTrainer"];
+
+/// Data loaders that the built-in trainer has.
+const LOADERS: &[&str] = &["PairedPreferenceDataLoader", "UnpairedPreferenceDataLoader"];
+
+/// Data sets of the legacy tree of which the start of a long prompt is kept.
+const KEEP_START: &[&str] = &["shp", "ultrabin"];
+
 /// Translates the loss and the rules for rows.
-pub(super) fn translate(values: &Values<'_>, tree: &mut Tree, reading: &mut Reading) {
+pub(super) fn translate(
+    values: &Values<'_>,
+    version: Version,
+    tree: &mut Tree,
+    reading: &mut Reading,
+) {
     let trainer = values.text("loss.trainer", reading);
     let trainer = trainer.map(|given| given.value).unwrap_or_default();
     let mut put = |path: &str, key: &str, tree: &mut Tree| {
@@ -39,6 +49,10 @@ pub(super) fn translate(values: &Values<'_>, tree: &mut Tree, reading: &mut Read
             tree.default("preference.loss", "ipo");
             tree.default("preference.by_token", true);
             put("beta", "loss.tau", tree);
+        }
+        "ORPOTrainer" => {
+            tree.default("preference.likelihood_by_completion", true);
+            put("beta", "loss.OR_scale", tree);
         }
         _ => put("beta", "loss.beta", tree),
     }
@@ -52,25 +66,66 @@ pub(super) fn translate(values: &Values<'_>, tree: &mut Tree, reading: &mut Read
         }
         _ => {}
     }
-    tree.default("data.rows.cut", "turns");
+    if version == Version::Legacy {
+        tree.default("data.rows.tokens", "decoded");
+        for (mark, key) in [
+            ("user", "human_prefix"),
+            ("user_end", "human_suffix"),
+            ("assistant", "assistant_prefix"),
+            ("assistant_end", "assistant_suffix"),
+        ] {
+            let given = values.text(key, reading);
+            tree.text_if(&format!("data.marks.{mark}"), given);
+        }
+        let names = values.texts("datasets", reading);
+        if names.iter().all(|name| keeps_start(&name.value)) {
+            tree.default("data.rows.prompt_keeps", "start");
+        }
+    } else {
+        tree.default("data.rows.cut", "turns");
+    }
     let prompt = values.int("model.max_prompt_length", reading);
     tree.plain_if("data.rows.max_prompt_length", prompt);
 }
 
-/// Finds a trainer or a data loader that is planned as another one.
-pub(super) fn find(values: &Values<'_>, reading: &mut Reading) {
-    for (key, trained) in TRAINED {
+fn keeps_start(data_set: &str) -> bool {
+    KEEP_START.contains(&data_set)
+}
+
+/// Finds a trainer or a data loader that is planned as another one, and data sets of which other parts of prompts are kept.
+pub(super) fn find(
+    values: &Values<'_>,
+    version: Version,
+    objective: Objective,
+    reading: &mut Reading,
+) {
+    let is_legacy = version == Version::Legacy;
+    let trainers = if is_legacy { LEGACY_TRAINERS } else { TRAINERS };
+    let mut refuse = |key: &str, node: &Node, instead: Option<&str>| {
+        reading.untrained.push(Untrained {
+            key: key.to_owned(),
+            value: node.shown().to_owned(),
+            span: node.span,
+            reason: UntrainedReason::Unsupported(instead.map(str::to_owned)),
+        });
+    };
+    for (key, trained) in [("loss.trainer", trainers), ("loss.dataloader", LOADERS)] {
         let Some(node) = values.node(key) else {
             continue;
         };
-        let name = node.text().unwrap_or_default();
-        if !trained.contains(&name) {
-            reading.untrained.push(Untrained {
-                key: key.to_owned(),
-                value: name.to_owned(),
-                span: node.span,
-                reason: UntrainedReason::Unsupported(Some("loss=dpo".to_owned())),
-            });
+        // Supervised fine-tuning has its own loader.
+        let is_asked = !objective.is_likelihood() || (is_legacy && key == "loss.trainer");
+        if is_asked && !trained.contains(&node.text().unwrap_or_default()) {
+            refuse(key, node, Some("loss=dpo"));
         }
+    }
+    let names = values.texts("datasets", &mut Reading::default());
+    let start = names.iter().filter(|name| keeps_start(&name.value)).count();
+    if let Some(node) = values.node("datasets")
+        && is_legacy
+        && start > 0
+        && start < names.len()
+    {
+        refuse("datasets", node, None);
     }
 }

@@ -339,3 +339,102 @@ fn a_command_finds_the_tree_next_to_its_program() {
     let mixed = launched(&["loss=dpo", "--learning_rate", "1"]).unwrap_err();
     assert!(mixed.diagnostics[0].message.contains("is a Hydra override"));
 }
+
+/// The path, config, split and conversion of each source.
+#[test]
+fn data_sets_that_upstream_names_are_those_of_the_hub() {
+    let Some(config) = head() else { return };
+    let names = "[hh_helpful,hh_harmless,oasst,shp]";
+    let (train, test) = (
+        format!("train_datasets={names}"),
+        format!("test_datasets={names}"),
+    );
+    let overrides = ["exp_name=x", "loss=dpo", "model=llama", &train, &test];
+    let recipe =
+        read_at(config, None, &overrides).unwrap_or_else(|e| panic!("{:?}", e.diagnostics));
+    let data = &recipe.spec.data;
+    let shown = data.train.iter().chain(&data.evaluation).map(|source| {
+        let text = |given: &Option<String>| given.clone().unwrap_or_default();
+        format!(
+            "{} {} {} {:?}",
+            source.path,
+            text(&source.config),
+            text(&source.split),
+            source.conversion.unwrap()
+        )
+    });
+    insta::assert_snapshot!(shown.collect::<Vec<_>>().join("\n"), @"
+    Anthropic/hh-rlhf helpful-base train DialogueMessages
+    Anthropic/hh-rlhf harmless-base train DialogueMessages
+    OpenAssistant/oasst1  train RankedReplies
+    stanfordnlp/SHP  train ScoredMessages
+    Anthropic/hh-rlhf helpful-base test DialogueMessages
+    Anthropic/hh-rlhf harmless-base test DialogueMessages
+    OpenAssistant/oasst1  validation RankedReplies
+    stanfordnlp/SHP  test AllScoredMessages
+    ");
+}
+
+/// A legacy tree with this loss. Upstream: 61b9ee6 `config/config.yaml`, `config/loss`.
+fn of_legacy(loss: &str, more: &[&str]) -> Recipe {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("config.yaml");
+    let text = format!(
+        "exp_name: x\ndatasets: [hh]\ncache_dir: c\noptimizer: RMSprop\nwarmup_steps: 150\nuse_fsdp: true\n\
+         lr: 1.0e-6\nn_epochs: 1\nhuman_prefix: \"\\n<|user|>\\n\"\nhuman_suffix: \"\"\n\
+         assistant_prefix: \"\\n<|assistant|>\\n\"\nassistant_suffix: \"\"\n\
+         model: {{name_or_path: m, batch_size: 32, gradient_accumulation_steps: 1, max_length: 2048, \
+         max_prompt_length: 1024}}\nloss: {{{loss}}}\n"
+    );
+    std::fs::write(&path, text).unwrap();
+    let request = Request {
+        path,
+        dialect: Some(Dialect::Halos),
+        overrides: more.iter().map(|text| (*text).to_owned()).collect(),
+        ..Request::default()
+    };
+    read(&request).unwrap_or_else(|error| panic!("{:?}", error.diagnostics))
+}
+
+#[test]
+fn legacy_losses_over_preferences_have_the_marks_of_the_tree() {
+    const PAIRED: &str = "dataloader: PairedPreferenceDataLoader";
+    let mut shown = Vec::new();
+    for (loss, more) in [
+        (
+            "name: dpo, beta: 0.1, trainer: DPOTrainer",
+            &["human_prefix='<u>'"][..],
+        ),
+        (
+            "name: orpo, OR_scale: 0.25, trainer: ORPOTrainer",
+            &["datasets=[ultrabin]", "optimizer=AdamW"],
+        ),
+        (
+            "name: cdpo, beta: 0.1, epsilon: 0.2, trainer: CDPOTrainer",
+            &["datasets=[oasst,hh_helpful]"],
+        ),
+        (
+            "name: dpo, beta: 0.1, trainer: DPOTrainer",
+            &["datasets=[hh,ultrabin]"],
+        ),
+        ("name: kto, beta: 0.1, trainer: KTOTrainer", &[]),
+        ("name: sft, trainer: SFTTrainer", &[]),
+    ] {
+        let recipe = of_legacy(&format!("{loss}, {PAIRED}"), more);
+        let (spec, source) = (&recipe.spec, &recipe.spec.data.train[0]);
+        let untrained = recipe.untrained.iter();
+        let untrained = untrained.map(|it| format!("{}: {:?}", it.key, it.reason));
+        shown.push(format!(
+            "{loss} {}\n  {:?}\n  {:?} {:?}\n  {:?} {:?} decay {}\n  {:?}",
+            more.join(" "),
+            spec.preference,
+            spec.data.rows,
+            spec.data.marks,
+            source.path,
+            source.conversion,
+            spec.optimizer.weight_decay,
+            untrained.collect::<Vec<_>>(),
+        ));
+    }
+    insta::assert_snapshot!(shown.join("\n"));
+}

@@ -227,6 +227,7 @@ Tests generate this page from the Rust types (`UPDATE=1 cargo test --lib`).
         for (title, schema) in [
             ("`batch.elastic`", below("batch.elastic")),
             ("`data.rows`", below("data.rows")),
+            ("`data.marks`", below("data.marks")),
             (
                 "Each of `data.train` and `data.evaluation`",
                 below("data.train.*"),
