@@ -1,8 +1,6 @@
 //! `evenkeel host`: the process on another machine that starts ranks for `evenkeel launch --on`.
 
-use std::fs::File;
-use std::io::{self, Read};
-use std::os::fd::AsFd;
+use std::io;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode};
 use std::sync::mpsc::channel;
@@ -77,14 +75,10 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
 
 /// The first line of standard input. What follows stays there for the program that is started again.
 fn first_line() -> io::Result<Vec<u8>> {
-    // Without a buffer.
-    let input = File::from(io::stdin().as_fd().try_clone_to_owned()?);
-    let mut line = Vec::new();
-    for byte in input.bytes().take(FIRST) {
-        match byte? {
-            b'\n' => break,
-            byte => line.push(byte),
-        }
+    let input = io::stdin();
+    let (mut line, mut byte) = (Vec::new(), [0]);
+    while line.len() < FIRST && rustix::io::read(&input, &mut byte)? == 1 && byte != *b"\n" {
+        line.extend(byte);
     }
     Ok(line)
 }

@@ -7,7 +7,7 @@ use anyhow::bail;
 
 use super::processes::{Asked, DeviceChoice, Gpus, Processes};
 use crate::inventory::Devices;
-use crate::launch::hosts::{self, HostError, Hosts, Listed, Reach, slurm};
+use crate::launch::hosts::{self, HostError, Hosts, Reach, slurm};
 use crate::plan::{DeviceKind, DeviceMemory};
 use crate::util::format::count;
 
@@ -17,31 +17,27 @@ pub enum Place {
     Here,
     /// Pods of a Kubernetes cluster.
     Kubernetes,
-    /// Hosts that `ssh` reaches.
-    Ssh(Vec<Listed>),
+    /// Hosts that `ssh` reaches: a list, or the file of one.
+    Ssh(String),
     /// The nodes of the Slurm allocation that this process is in.
     Slurm,
 }
 
 /// A text that names no place.
 #[derive(Debug, thiserror::Error)]
-pub enum PlaceError {
-    #[error("the places are `here`, `ssh:HOST,HOST…`, `ssh:FILE`, `slurm` and `k8s`")]
-    Unknown,
-    #[error(transparent)]
-    Hosts(#[from] HostError),
-}
+#[error("the places are `here`, `ssh:HOST,HOST…`, `ssh:FILE`, `slurm` and `k8s`")]
+pub struct NoPlace;
 
 impl FromStr for Place {
-    type Err = PlaceError;
+    type Err = NoPlace;
 
-    fn from_str(text: &str) -> Result<Place, PlaceError> {
+    fn from_str(text: &str) -> Result<Place, NoPlace> {
         match text.split_once(':').unwrap_or((text, "")) {
             ("here", "") => Ok(Place::Here),
             ("k8s", "") => Ok(Place::Kubernetes),
             ("slurm", "") => Ok(Place::Slurm),
-            ("ssh", listed) => Ok(Place::Ssh(hosts::read(listed)?)),
-            _ => Err(PlaceError::Unknown),
+            ("ssh", listed) => Ok(Place::Ssh(listed.to_owned())),
+            _ => Err(NoPlace),
         }
     }
 }
@@ -62,7 +58,10 @@ impl Place {
     pub fn hosts(&self) -> Result<Vec<Reach>, HostError> {
         match self {
             Place::Here | Place::Kubernetes => Ok(Vec::new()),
-            Place::Ssh(listed) => Ok(listed.iter().cloned().map(Reach::Ssh).collect()),
+            Place::Ssh(listed) => {
+                let listed = hosts::read(listed)?;
+                Ok(listed.into_iter().map(Reach::Ssh).collect())
+            }
             Place::Slurm => Ok(slurm::nodes()?.into_iter().map(Reach::Slurm).collect()),
         }
     }

@@ -6,6 +6,7 @@ use std::ops::Range;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -23,7 +24,7 @@ const GREETING: Duration = Duration::from_secs(60);
 /// Time in which the connecting command ends after its host.
 const FAREWELL: Duration = Duration::from_secs(2);
 /// Bytes of the connecting command's error output that messages may show.
-const ERRORS: u64 = 4096;
+const ERRORS: usize = 4096;
 
 /// A host that does not answer, or does not any more.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -43,7 +44,7 @@ pub struct Remote {
     facts: Facts,
     /// The connecting command.
     child: Arc<Mutex<Child>>,
-    said: Arc<Mutex<Vec<u8>>>,
+    said: Arc<Said>,
     /// `None` once the connection is given up.
     messages: Option<Sender<ToHost>>,
     answers: Mutex<Receiver<FromHost>>,
@@ -83,9 +84,9 @@ impl Remote {
         else {
             return Err(Unreached::Unstarted(format!("`{program}` has no pipes")));
         };
-        let said = Arc::new(Mutex::new(Vec::new()));
+        let said = Arc::new(Said::default());
         let kept = Arc::clone(&said);
-        let reading = thread::Builder::new().spawn(move || keep(errors, &kept));
+        let reading = thread::Builder::new().spawn(move || kept.read(errors));
         reading.map_err(unstarted)?;
         // One that has ended says why below.
         let _ = line(&mut input, first);
@@ -232,14 +233,35 @@ fn line(input: &mut ChildStdin, message: &ToHost) -> io::Result<()> {
     input.write_all(&line)
 }
 
-/// Keeps the last of what a command says.
-fn keep(mut errors: impl Read, kept: &Mutex<Vec<u8>>) {
-    let mut part = [0; 1024];
-    while let Ok(read @ 1..) = errors.read(&mut part) {
-        let mut kept = lock(kept);
-        kept.extend_from_slice(&part[..read]);
-        let excess = (kept.len() as u64).saturating_sub(ERRORS);
-        kept.drain(..usize::try_from(excess).unwrap_or(0));
+/// The last of what a connecting command says on its error output.
+#[derive(Default)]
+struct Said {
+    text: Mutex<Vec<u8>>,
+    /// Nothing follows.
+    whole: AtomicBool,
+}
+
+impl Said {
+    fn read(&self, mut errors: impl Read) {
+        let mut part = [0; 1024];
+        while let Ok(read @ 1..) = errors.read(&mut part) {
+            let mut text = lock(&self.text);
+            text.extend_from_slice(&part[..read]);
+            let excess = text.len().saturating_sub(ERRORS);
+            text.drain(..excess);
+        }
+        self.whole.store(true, Ordering::Release);
+    }
+
+    /// Its lines, once the command has ended. A process that it has left behind may keep the output open.
+    fn lines(&self) -> String {
+        let begun = Instant::now();
+        while !self.whole.load(Ordering::Acquire) && begun.elapsed() < FAREWELL {
+            thread::sleep(Duration::from_millis(10));
+        }
+        let text = String::from_utf8_lossy(&lock(&self.text)).into_owned();
+        let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+        lines.collect::<Vec<_>>().join("; ")
     }
 }
 
@@ -255,18 +277,13 @@ fn end(child: &mut Child) -> Option<ExitStatus> {
 }
 
 /// How a connecting command has ended.
-fn ended(child: &mut Child, said: &Mutex<Vec<u8>>) -> Unreached {
+fn ended(child: &mut Child, said: &Said) -> Unreached {
     let code = end(child).as_ref().and_then(ExitStatus::code);
-    let text = String::from_utf8_lossy(&lock(said)).into_owned();
-    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
-    let said = lines.collect::<Vec<_>>().join("; ");
-    Unreached::Ended {
-        code,
-        said: match said.as_str() {
-            "" => "the connection was closed".to_owned(),
-            _ => said,
-        },
-    }
+    let said = match said.lines() {
+        nothing if nothing.is_empty() => "the connection was closed".to_owned(),
+        lines => lines,
+    };
+    Unreached::Ended { code, said }
 }
 
 /// The ranks of a generation for one host.

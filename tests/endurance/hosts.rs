@@ -102,7 +102,7 @@ fn hosts_that_vanish_and_come_back_keep_the_batch_and_every_sample() {
     let worlds = run.worlds();
     assert_eq!(worlds[..4], [3, 2, 3, 2], "{}", run.log());
     for said in [
-        "on 3 hosts by SSH: 10.9.0.1 (1 process), 10.9.0.2 (1 process), 10.9.0.3 (1 process)",
+        "3 hosts by SSH: 10.9.0.1 (1 process), 10.9.0.2 (1 process), 10.9.0.3 (1 process)",
         "10.9.0.3 is lost: ",
         "10.9.0.3 is back",
         "10.9.0.1 is lost: ",
