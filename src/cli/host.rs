@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::sync::mpsc::channel;
 use std::thread;
@@ -12,6 +13,7 @@ use signal_hook::consts::SIGTERM;
 use super::processes::{DeviceChoice, Gpus};
 use crate::host::{self, Facts, HOST_VARIABLE, Host, Input, ToHost};
 use crate::inventory::Inventory;
+use crate::util::input;
 
 /// Longest first message, bytes.
 const FIRST: usize = 4 << 20;
@@ -51,7 +53,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
         program: &program,
         cores: inventory.cpu.cores,
         facts: Facts {
-            version: env!("CARGO_PKG_VERSION").to_owned(),
+            machine: machine(),
             inventory,
             problem: gpus.problem,
             problem_of_several: gpus.problem_of_several,
@@ -81,4 +83,16 @@ fn first_line() -> io::Result<Vec<u8>> {
         line.extend(byte);
     }
     Ok(line)
+}
+
+/// The same for all processes of a machine, or of a container with its own network.
+fn machine() -> String {
+    let boot = input::read(Path::new("/proc/sys/kernel/random/boot_id"), 64);
+    let network = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
+    let boot = boot.unwrap_or_default();
+    format!(
+        "{} {}",
+        String::from_utf8_lossy(&boot).trim(),
+        network.display()
+    )
 }

@@ -3,6 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::str::FromStr;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::thread;
+use std::time::Duration;
 
 use anyhow::bail;
 
@@ -338,17 +341,34 @@ fn processes(
 }
 
 /// Reaches the other machines that run the ranks, if there are any.
-fn hosts(args: &Args, external: bool) -> anyhow::Result<Option<Hosts>> {
+fn hosts(args: &Args, external: bool, signals: &Signals) -> anyhow::Result<Option<Hosts>> {
     let Some(place @ (Place::Ssh(_) | Place::Slurm)) = &args.on else {
         return Ok(None);
     };
     if external {
         bail!(
-            "`--on {place}` runs the built-in trainer only; on several machines your own program runs with `--nodes` on a cluster"
+            "`--on {place}` runs only the built-in trainer; an external trainer runs on several machines with `--nodes`, on a cluster"
         );
     }
-    let hosts = Hosts::connect(&place.hosts()?, &std::env::current_exe()?)?;
-    Ok(Some(hosts))
+    let (hosts, program) = (place.hosts()?, std::env::current_exe()?);
+    let (notes, noted) = channel();
+    let resumes = args.resume;
+    let connecting = thread::spawn(move || Hosts::connect(&hosts, &program, resumes, &notes));
+    // The channel closes when all have answered.
+    loop {
+        match noted.recv_timeout(Duration::from_millis(50)) {
+            Ok(note) => say(format_args!("note: {note}\n")),
+            Err(RecvTimeoutError::Timeout) if signals.is_raised() => {
+                return Err(LaunchError::Stopped.into());
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => break,
+        }
+    }
+    match connecting.join() {
+        Ok(hosts) => Ok(Some(hosts?)),
+        Err(_) => bail!("the hosts could not be called"),
+    }
 }
 
 /// Stores the printed diagnostics in `shown`. `typed`: the words after the program's name.
@@ -390,7 +410,13 @@ fn launch(
             "{script}: no such file; correct the path, or run evenkeel in the folder that it starts from"
         );
     }
-    let hosts = hosts(args, external)?;
+    let hosts = match hosts(args, external, &signals) {
+        Err(error) if matches!(error.downcast_ref(), Some(LaunchError::Stopped)) => {
+            say("stopped before training: no process was started; the same command starts again\n");
+            return Ok(ExitCode::from(signals.exit_code()));
+        }
+        hosts => hosts?,
+    };
     let processes = processes(args, &recipe, &inventory, hosts.as_ref())?;
     let mut hosts = hosts.map(|hosts| hosts.on(processes.device));
     let ranks = processes.count;
@@ -464,6 +490,7 @@ fn launch(
     let run_dir = run_lock.run_dir();
     if let Some(hosts) = &mut hosts {
         hosts.share(run_dir.path())?;
+        hosts.check_links()?;
     }
     let mut display = Display::new(mode(args));
     let downloaded = download(
@@ -538,7 +565,12 @@ fn launch(
     }
     signals.hand_over();
     let launcher = Launcher::new(&run_lock, prepared, ranks, &request, &mut display)?;
-    let end = launcher.on(hosts).run();
+    let stated = args.procs.or(args.options.world()).is_some();
+    let launcher = match hosts {
+        Some(hosts) => launcher.on(hosts, !stated),
+        None => launcher,
+    };
+    let end = launcher.run();
     // From here on, an error is a failure of the run, not of the arguments.
     let end = match end {
         Err(refused @ LaunchError::Refused(_)) => return Err(refused.into()),

@@ -68,6 +68,11 @@ impl Signals {
         Arc::clone(&self.seen)
     }
 
+    /// Whether a signal was received.
+    pub fn is_raised(&self) -> bool {
+        self.seen.load(Ordering::Acquire) > 0
+    }
+
     /// Hands the signals to the launcher. Before that, a second signal ends this process.
     pub fn hand_over(&self) {
         self.heeded.store(true, Ordering::Relaxed);

@@ -15,16 +15,20 @@ use std::time::{Duration, Instant};
 use super::program::Start;
 use super::ranks::{Event, RankGroup};
 use super::wire::{BEAT, Facts, FromHost, LOST, StartRanks, ToHost};
+use crate::lifecycle::generation::Address;
 use crate::lifecycle::protocol::Order;
 use crate::util::child::ended_within;
+use crate::util::format::shorten;
 use crate::util::lock::lock;
 
-/// Longest wait for the first message, which follows a login and a look at the host's GPUs.
+/// Longest wait for the first message, which follows a login and the search for the host's GPUs.
 const GREETING: Duration = Duration::from_secs(60);
 /// Time in which the connecting command ends after its host.
 const FAREWELL: Duration = Duration::from_secs(2);
 /// Bytes of the connecting command's error output that messages may show.
 const ERRORS: usize = 4096;
+/// Longest line of it in a message, bytes.
+const LINE: usize = 200;
 
 /// A host that does not answer, or does not any more.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -42,7 +46,7 @@ pub enum Unreached {
 /// A host and the connection to it. Dropping this ends the connection, and the ranks there with it.
 pub struct Remote {
     facts: Facts,
-    /// The connecting command.
+    /// Runs `evenkeel host` there.
     child: Arc<Mutex<Child>>,
     said: Arc<Said>,
     /// `None` once the connection is given up.
@@ -100,7 +104,11 @@ impl Remote {
         let reading = thread::Builder::new().spawn(move || heard.read(output, &answer));
         reading.map_err(unstarted)?;
         let facts = match answers.recv_timeout(GREETING) {
-            Ok(FromHost::Here(facts)) => *facts,
+            Ok(FromHost::Here(facts)) => {
+                // What the login said has nothing to do with what follows.
+                lock(&said.text).clear();
+                *facts
+            }
             Ok(_) | Err(RecvTimeoutError::Disconnected) => return Err(ended(&mut child, &said)),
             Err(RecvTimeoutError::Timeout) => {
                 let _ = child.kill();
@@ -159,6 +167,14 @@ impl Remote {
         }
     }
 
+    /// For each address, why it is not reached from there; `None`: the host does not answer.
+    pub fn connects(&self, addresses: Vec<Address>) -> Option<Vec<Option<String>>> {
+        match self.ask(ToHost::Connect { addresses })? {
+            FromHost::Connected { problems } => Some(problems),
+            _ => None,
+        }
+    }
+
     fn ask(&self, message: ToHost) -> Option<FromHost> {
         let answers = lock(&self.answers);
         // An answer that came too late is not the next question's.
@@ -181,7 +197,7 @@ impl Drop for Remote {
         self.messages = None;
         let child = Arc::clone(&self.child);
         thread::spawn(move || {
-            // Its result is nobody's any more.
+            // How it ended does not matter any more.
             let _ = end(&mut lock(&child));
         });
     }
@@ -204,7 +220,10 @@ impl Shared {
                 }
                 FromHost::Leaving => *lock(&self.state) = State::Leaving,
                 FromHost::Alive => {}
-                FromHost::Here(_) | FromHost::Read { .. } | FromHost::Port { .. } => {
+                FromHost::Here(_)
+                | FromHost::Read { .. }
+                | FromHost::Port { .. }
+                | FromHost::Connected { .. } => {
                     let _ = answer.send(message);
                 }
             }
@@ -253,15 +272,17 @@ impl Said {
         self.whole.store(true, Ordering::Release);
     }
 
-    /// Its lines, once the command has ended. A process that it has left behind may keep the output open.
-    fn lines(&self) -> String {
+    /// The last line, once the command has ended. A process that it has left behind may keep the output open.
+    fn last(&self) -> Option<String> {
         let begun = Instant::now();
         while !self.whole.load(Ordering::Acquire) && begun.elapsed() < FAREWELL {
             thread::sleep(Duration::from_millis(10));
         }
         let text = String::from_utf8_lossy(&lock(&self.text)).into_owned();
-        let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
-        lines.collect::<Vec<_>>().join("; ")
+        let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+        let mut last = lines.next_back()?.to_owned();
+        shorten(&mut last, LINE);
+        Some(last)
     }
 }
 
@@ -279,10 +300,8 @@ fn end(child: &mut Child) -> Option<ExitStatus> {
 /// How a connecting command has ended.
 fn ended(child: &mut Child, said: &Said) -> Unreached {
     let code = end(child).as_ref().and_then(ExitStatus::code);
-    let said = match said.lines() {
-        nothing if nothing.is_empty() => "the connection was closed".to_owned(),
-        lines => lines,
-    };
+    let closed = || "the connection was closed".to_owned();
+    let said = said.last().unwrap_or_else(closed);
     Unreached::Ended { code, said }
 }
 
@@ -376,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_that_reaches_no_host_is_reported_with_its_last_words() {
+    fn a_command_that_reaches_no_host_is_reported_with_its_errors() {
         let said = refused("echo a greeting; echo 'Permission denied (publickey).' >&2; exit 255");
         insta::assert_snapshot!(said, @"Permission denied (publickey).");
         insta::assert_snapshot!(refused("exit 0"), @"the connection was closed");

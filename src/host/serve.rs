@@ -1,9 +1,10 @@
-//! `evenkeel host`: starts ranks for a launcher on another machine. It has no state of its own: it ends with the
-//! connection, and its ranks with it.
+//! `evenkeel host`: starts ranks for a launcher on another machine. It keeps no state: it ends with the connection, and
+//! its ranks with it.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::{self, BufRead, Write};
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, TcpListener, TcpStream, ToSocketAddrs};
 use std::path::Path;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
@@ -12,7 +13,8 @@ use std::time::{Duration, Instant};
 use super::OomKills;
 use super::program::Start;
 use super::ranks::{Event, News, RankGroup, Ranks};
-use super::wire::{BEAT, FENCE, Facts, FromHost, StartRanks, ToHost};
+use super::wire::{BEAT, CONNECT, FENCE, Facts, FromHost, StartRanks, ToHost};
+use crate::lifecycle::generation::Address;
 use crate::lifecycle::protocol::{Ending, Report, exit};
 use crate::util::{input, port};
 
@@ -51,25 +53,30 @@ pub fn read(from: impl io::Read, inputs: &Sender<Input>) {
 }
 
 impl Host<'_> {
-    /// Serves one launcher until the connection ends or is silent for too long.
+    /// Serves one launcher until the connection ends or is silent for too long, or until this process must end and has no
+    /// ranks any more.
     pub fn serve(
         &self,
         inputs: &Receiver<Input>,
         passed_on: &Sender<Input>,
-        mut output: impl Write,
+        output: impl Write,
     ) -> io::Result<()> {
-        let mut say = |message: &FromHost| -> io::Result<()> {
-            serde_json::to_writer(&mut output, message)?;
-            output.write_all(b"\n")?;
-            output.flush()
+        let mut session = Session {
+            host: self,
+            output,
+            events: events(passed_on),
+            listener: None,
+            ranks: None,
+            generation: 0,
+            running: BTreeSet::new(),
+            killed: BTreeSet::new(),
+            oom_kills: OomKills::watch(),
         };
-        say(&FromHost::Here(Box::new(self.facts.clone())))?;
-        let events = events(passed_on);
-        let mut ranks: Option<Ranks> = None;
-        let oom_kills = OomKills::watch();
-        // Ranks that were killed on request.
-        let mut killed = Vec::new();
+        // A greeting of the login may lack its line end.
+        session.output.write_all(b"\n")?;
+        session.say(&FromHost::Here(Box::new(self.facts.clone())))?;
         let (mut silent, mut looked, mut beaten) = (Duration::ZERO, Instant::now(), Instant::now());
+        let mut leaves = false;
         loop {
             let input = match inputs.recv_timeout(BEAT) {
                 Ok(input) => Some(input),
@@ -82,68 +89,18 @@ impl Host<'_> {
             match input {
                 Some(Input::Message(message)) => {
                     silent = Duration::ZERO;
-                    match message {
-                        ToHost::Read { file, text } => {
-                            // Listing a directory refreshes a network file system's cache.
-                            drop(file.parent().map(fs::read_dir));
-                            let found = input::read(&file, text.len() as u64);
-                            let same = found.is_ok_and(|found| found == text.as_bytes());
-                            say(&FromHost::Read { same })?;
-                        }
-                        ToHost::Port => {
-                            let listener = port::free(Ipv4Addr::UNSPECIFIED);
-                            let address = listener.and_then(|listener| listener.local_addr());
-                            let port = address.map_or(0, |address| address.port());
-                            say(&FromHost::Port { port })?;
-                        }
-                        ToHost::Start(start) => {
-                            ranks = None;
-                            killed.clear();
-                            match self.start(&start, &events) {
-                                Ok(started) => ranks = Some(started),
-                                Err(error) => {
-                                    for event in unstarted(&start, &error) {
-                                        say(&FromHost::Rank(event))?;
-                                    }
-                                }
-                            }
-                        }
-                        ToHost::Order { rank, order } => {
-                            if let Some(ranks) = &mut ranks {
-                                ranks.order(rank, order);
-                            }
-                        }
-                        ToHost::Kill { rank } => {
-                            if let Some(ranks) = &mut ranks {
-                                let all = ranks.ranks();
-                                for rank in all.filter(|it| rank.is_none_or(|rank| rank == *it)) {
-                                    killed.push(rank);
-                                    ranks.kill_one(rank);
-                                }
-                            }
-                        }
-                        ToHost::Enter { .. } | ToHost::Alive => {}
-                    }
+                    session.take(message)?;
                 }
-                Some(Input::Rank(event)) => {
-                    if event.news == News::Exited(Ending::Signal(9))
-                        && !killed.contains(&event.rank)
-                        && oom_kills.raised()
-                    {
-                        let rank = event.rank;
-                        let message =
-                            format!("rank {rank} was killed by the kernel's out-of-memory killer");
-                        let report = News::Report(Box::new(Report::OutOfMemory { message }));
-                        say(&FromHost::Rank(Event {
-                            news: report,
-                            ..event
-                        }))?;
-                    }
-                    say(&FromHost::Rank(event))?;
+                Some(Input::Rank(event)) => session.pass_on(event)?,
+                Some(Input::Terminate) => {
+                    leaves = true;
+                    session.say(&FromHost::Leaving)?;
                 }
-                Some(Input::Terminate) => say(&FromHost::Leaving)?,
                 Some(Input::End) => return Ok(()),
                 None => {}
+            }
+            if leaves && session.running.is_empty() {
+                return Ok(());
             }
             if silent > FENCE {
                 return Err(io::Error::new(
@@ -153,34 +110,162 @@ impl Host<'_> {
             }
             if beaten.elapsed() >= BEAT {
                 beaten = Instant::now();
-                say(&FromHost::Alive)?;
+                session.say(&FromHost::Alive)?;
+            }
+        }
+    }
+}
+
+/// What a host does for one launcher.
+struct Session<'a, Output> {
+    host: &'a Host<'a>,
+    output: Output,
+    /// Where ranks send their events.
+    events: Sender<Event>,
+    listener: Option<TcpListener>,
+    ranks: Option<Ranks>,
+    generation: u64,
+    /// Ranks whose processes have not ended.
+    running: BTreeSet<u64>,
+    /// Ranks that were killed on request.
+    killed: BTreeSet<u64>,
+    oom_kills: OomKills,
+}
+
+impl<Output: Write> Session<'_, Output> {
+    fn say(&mut self, message: &FromHost) -> io::Result<()> {
+        serde_json::to_writer(&mut self.output, message)?;
+        self.output.write_all(b"\n")?;
+        self.output.flush()
+    }
+
+    fn take(&mut self, message: ToHost) -> io::Result<()> {
+        match message {
+            ToHost::Enter { .. } | ToHost::Alive => Ok(()),
+            ToHost::Read { file, text } => {
+                // Listing a directory refreshes a network file system's cache.
+                drop(file.parent().map(fs::read_dir));
+                let found = input::read(&file, text.len() as u64);
+                let same = found.is_ok_and(|found| found == text.as_bytes());
+                self.say(&FromHost::Read { same })
+            }
+            ToHost::Port => {
+                self.listener = port::free(Ipv4Addr::UNSPECIFIED).ok();
+                let address = self.listener.as_ref().map(TcpListener::local_addr);
+                let port = address.and_then(Result::ok).map_or(0, |it| it.port());
+                self.say(&FromHost::Port { port })
+            }
+            ToHost::Connect { addresses } => {
+                let problems = thread::scope(|all| {
+                    let reach = |address| all.spawn(move || unreached(address));
+                    let reached: Vec<_> = addresses.iter().map(reach).collect();
+                    let join = |reached: thread::ScopedJoinHandle<_>| reached.join().ok().flatten();
+                    reached.into_iter().map(join).collect()
+                });
+                self.say(&FromHost::Connected { problems })
+            }
+            ToHost::Start(start) => self.start(&start),
+            ToHost::Order { rank, order } => {
+                if let Some(ranks) = &mut self.ranks {
+                    ranks.order(rank, order);
+                }
+                Ok(())
+            }
+            ToHost::Kill { rank } => {
+                if let Some(ranks) = &mut self.ranks {
+                    let all = ranks.ranks();
+                    for rank in all.filter(|it| rank.is_none_or(|rank| rank == *it)) {
+                        self.killed.insert(rank);
+                        ranks.kill_one(rank);
+                    }
+                }
+                Ok(())
             }
         }
     }
 
-    fn start(&self, ranks: &StartRanks, events: &Sender<Event>) -> io::Result<Ranks> {
+    /// Starts the ranks of a generation. Those of an earlier one are killed.
+    fn start(&mut self, start: &StartRanks) -> io::Result<()> {
+        self.ranks = None;
+        // Rank 0 takes the port.
+        self.listener = None;
+        self.killed.clear();
+        self.running.clear();
+        self.generation = start.generation.number;
+        match self.started(start) {
+            Ok(ranks) => {
+                self.running = ranks.ranks().collect();
+                self.ranks = Some(ranks);
+                Ok(())
+            }
+            Err(error) => {
+                let events = unstarted(start, &error);
+                events
+                    .into_iter()
+                    .try_for_each(|event| self.say(&FromHost::Rank(event)))
+            }
+        }
+    }
+
+    fn started(&self, ranks: &StartRanks) -> io::Result<Ranks> {
         // The ranks read it. Other hosts write the same.
         let written = ranks.generation.write(&ranks.run_dir);
         written.map_err(|error| io::Error::other(error.to_string()))?;
+        let key = ranks.key.parse();
         let start = Start {
-            evenkeel: self.program,
+            evenkeel: self.host.program,
             run_dir: &ranks.run_dir,
             generation: &ranks.generation,
             first: ranks.first,
             count: ranks.count,
-            cores: self.cores,
+            cores: self.host.cores,
             gpus: &ranks.gpus,
-            key: &ranks
-                .key
-                .parse()
-                .map_err(|_| io::Error::other("the key of the generation is damaged"))?,
+            key: &key.map_err(|_| io::Error::other("the key of the generation is damaged"))?,
             external: None,
             progress_deadline: ranks.progress_deadline,
             bucket: None,
             shows_built_in: false,
         };
-        Ranks::start(&start, None, events)
+        Ranks::start(&start, None, &self.events)
     }
+
+    /// Passes an event of a rank on, after the reason if the kernel has killed it.
+    fn pass_on(&mut self, event: Event) -> io::Result<()> {
+        let rank = event.rank;
+        if let News::Exited(ending) = event.news
+            && event.generation == self.generation
+        {
+            self.running.remove(&rank);
+            let on_request = self.killed.contains(&rank);
+            if ending == Ending::Signal(9) && !on_request && self.oom_kills.raised() {
+                let message =
+                    format!("rank {rank} was killed by the kernel's out-of-memory killer");
+                let report = Box::new(Report::OutOfMemory { message });
+                self.say(&FromHost::Rank(Event {
+                    news: News::Report(report),
+                    ..event
+                }))?;
+            }
+        }
+        self.say(&FromHost::Rank(event))
+    }
+}
+
+/// Why a listener is not reached from here; `None`: it is.
+fn unreached(address: &Address) -> Option<String> {
+    let found = (address.host.as_str(), address.port).to_socket_addrs();
+    let mut problem = "it has no address".to_owned();
+    for address in found
+        .map_err(|error| error.to_string())
+        .into_iter()
+        .flatten()
+    {
+        match TcpStream::connect_timeout(&address, CONNECT) {
+            Ok(_) => return None,
+            Err(error) => problem = error.to_string(),
+        }
+    }
+    Some(problem)
 }
 
 /// The events of ranks that could not be started.

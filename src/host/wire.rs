@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::ranks::Event;
 use crate::inventory::Inventory;
 use crate::lifecycle::Generation;
+use crate::lifecycle::generation::Address;
 use crate::lifecycle::protocol::Order;
 use crate::lifecycle::stall::ProgressDeadline;
 
@@ -19,6 +20,9 @@ pub const BEAT: Duration = Duration::from_secs(1);
 pub const FENCE: Duration = Duration::from_secs(10);
 /// Silence of a host after which it counts as lost: its ranks have been stopped by then.
 pub const LOST: Duration = Duration::from_secs(12);
+
+/// Longest time in which a host connects to another one.
+pub const CONNECT: Duration = Duration::from_secs(5);
 
 /// A message to a host.
 #[derive(Debug, Serialize, Deserialize)]
@@ -35,8 +39,12 @@ pub enum ToHost {
         file: PathBuf,
         text: String,
     },
-    /// Asks for a free port; answered by [`FromHost::Port`].
+    /// Asks for a free port, on which the host listens until it starts ranks; answered by [`FromHost::Port`].
     Port,
+    /// Asks whether these addresses are reached; answered by [`FromHost::Connected`].
+    Connect {
+        addresses: Vec<Address>,
+    },
     /// Starts ranks of a generation. Those of an earlier one are killed.
     Start(Box<StartRanks>),
     Order {
@@ -78,6 +86,10 @@ pub enum FromHost {
     Port {
         port: u16,
     },
+    /// For each address, why it is not reached.
+    Connected {
+        problems: Vec<Option<String>>,
+    },
     Rank(Event),
     /// The host is about to end.
     Leaving,
@@ -87,8 +99,8 @@ pub enum FromHost {
 /// What a host is.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Facts {
-    /// Version of its `evenkeel`.
-    pub version: String,
+    /// The same for two names of one machine: its boot and its network.
+    pub machine: String,
     pub inventory: Inventory,
     /// Why the built-in trainer cannot use one of its GPUs.
     pub problem: Option<String>,

@@ -51,9 +51,15 @@ impl Reach {
         }
     }
 
-    fn connect(&self, program: &Program, first: &ToHost) -> Result<Remote, Unreached> {
+    /// `note` takes what takes long.
+    fn connect(
+        &self,
+        program: &Program,
+        first: &ToHost,
+        note: &dyn Fn(String),
+    ) -> Result<Remote, Unreached> {
         match self {
-            Reach::Ssh(listed) => Login(listed).connect(program, first),
+            Reach::Ssh(listed) => Login(listed).connect(program, first, note),
             Reach::Slurm(node) => node.connect(&program.path, first),
         }
     }

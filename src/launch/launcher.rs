@@ -152,9 +152,13 @@ impl<'a> Launcher<'a> {
         })
     }
 
-    /// Lets these hosts run the ranks.
-    pub fn on(self, hosts: Option<Hosts>) -> Launcher<'a> {
-        Launcher { hosts, ..self }
+    /// Lets these hosts run the ranks. `all`: as many ranks as they have devices for.
+    pub fn on(self, hosts: Hosts, all: bool) -> Launcher<'a> {
+        Launcher {
+            hosts: Some(hosts),
+            desired: if all { plan::MOST_GPUS } else { self.desired },
+            ..self
+        }
     }
 
     /// Runs the job to its end.
@@ -178,7 +182,8 @@ impl<'a> Launcher<'a> {
                 } => {
                     self.in_trouble();
                     self.capacity = capacity;
-                    if let Reason::Failed { .. } = reason {
+                    let again = self.hosts.is_some() && matches!(reason, Reason::RankLost { .. });
+                    if again || matches!(reason, Reason::Failed { .. }) {
                         self.restarts_left = self.restarts_left.saturating_sub(1);
                     }
                     self.start(world, reason, per_device_batch_size_limit)?;
@@ -332,8 +337,10 @@ impl<'a> Launcher<'a> {
                 },
                 Some(current),
             ) => match rank_status::killed(current.host.statuses()) {
-                // Other hosts may take the place of a lost one.
-                0 => self.capacity,
+                // A host that is still there has its devices, and one that is lost may come back.
+                killed if killed == 0 || self.hosts.is_some() && self.restarts_left > 0 => {
+                    self.capacity
+                }
                 killed => world.saturating_sub(killed),
             },
             _ => self.capacity,
@@ -441,8 +448,11 @@ impl<'a> Launcher<'a> {
         } else if let Some(verb) = self.stop {
             format!("{verb} requested: {saving}")
         } else {
-            let requested = || format!("{} requested", count(self.desired, "rank"));
-            self.host_news.take().unwrap_or_else(requested)
+            let requested = match self.desired {
+                plan::MOST_GPUS => "the hosts have changed".to_owned(),
+                desired => format!("{} requested", count(desired, "rank")),
+            };
+            self.host_news.take().unwrap_or(requested)
         };
         self.display.event(&Event::Draining { message });
         self.state.phase = Phase::Draining;

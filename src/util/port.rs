@@ -1,4 +1,4 @@
-//! Ports that nobody uses.
+//! Unused ports.
 
 use std::hash::{BuildHasher, RandomState};
 use std::io;

@@ -88,24 +88,33 @@ fn hosts_that_vanish_and_come_back_keep_the_batch_and_every_sample() {
     for host in lab.hosts() {
         assert_eq!(lab.evenkeels(host), 2, "one of the host, and one rank");
     }
-    lab.power_off(3);
+    // The host is still there, so the world stays as it is.
+    let rank = run.rank(1, 1);
+    rustix::process::kill_process(rank, rustix::process::Signal::KILL).unwrap();
     run.wait_for_steps(2, 20);
+    lab.power_off(3);
+    run.wait_for_steps(3, 20);
     lab.link(3, "up");
     servers.start(3, ":");
-    run.wait_for_steps(3, 20);
+    run.wait_for_steps(4, 20);
     // Cut off: its processes live on, until they notice.
     lab.link(1, "down");
-    run.wait_for_steps(4, 20);
+    run.wait_for_steps(5, 20);
     lab.wait_for_none(1);
     lab.link(1, "up");
+    run.wait_for_steps(6, 20);
+    // As a machine that shuts down does.
+    lab.terminate(2);
+    run.wait_for_steps(7, 20);
     assert!(launched.wait().success(), "{}", run.log());
     let worlds = run.worlds();
-    assert_eq!(worlds[..4], [3, 2, 3, 2], "{}", run.log());
+    assert_eq!(worlds[..7], [3, 3, 2, 3, 2, 3, 2], "{}", run.log());
     for said in [
         "3 hosts by SSH: 10.9.0.1 (1 process), 10.9.0.2 (1 process), 10.9.0.3 (1 process)",
         "10.9.0.3 is lost: ",
         "10.9.0.3 is back",
         "10.9.0.1 is lost: ",
+        "10.9.0.2 is about to end",
     ] {
         assert!(run.log().contains(said), "{said}\n{}", run.log());
     }
@@ -169,7 +178,32 @@ fn hosts_that_cannot_be_used_are_named_with_what_to_do() {
         ],
     );
     fs::write(lab.file("authorized"), authorized).unwrap();
-    // A disk of its own where the run would be.
+    refused(
+        "ssh:10.9.0.1,root@10.9.0.1",
+        [
+            "error: 10.9.0.1 and root@10.9.0.1 are one machine",
+            "; name it once\n",
+        ],
+    );
+    lab.on(1, "ip route add unreachable 10.9.0.2/32");
+    refused(
+        &servers.place(),
+        [
+            "error: 10.9.0.1 does not reach 10.9.0.2 at 10.9.0.2: No route to host",
+            "; open ports 20000 to 32767 between the hosts\n",
+        ],
+    );
+    lab.on(1, "ip route delete unreachable 10.9.0.2/32");
+    // A damaged copy of the program is replaced.
+    sh(&format!(
+        "truncate -s 1000 {}/cache/evenkeel/bin/*/evenkeel",
+        lab.place().display()
+    ));
+    let run = Run::of(small(json!({}))).with_environment(servers.environment());
+    let output = run.launch_in(&lab.inside(), &["--on", &servers.place()]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(stderr(&output).contains("note: copying the program to 10.9.0."));
+    // A host with another disk where the run would be.
     lab.power_off(2);
     lab.link(2, "up");
     let (disk, kept) = (std::env::temp_dir(), lab.place().display());

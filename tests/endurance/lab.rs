@@ -1,4 +1,4 @@
-//! A network of hosts on this machine: each is a network namespace with a link of its own, and all share this machine's disk.
+//! A network of hosts on this machine: each is a network namespace with a link, and all share this machine's disk.
 //! Launchers run in a namespace beside them.
 
 use std::fs;
@@ -84,7 +84,7 @@ impl Lab {
         1..=self.hosts
     }
 
-    /// Runs a script on a host, in a mount namespace of its own.
+    /// Runs a script on a host, in a new mount namespace.
     pub fn on(&self, host: u32, script: &str) {
         let namespace = format!("{}h{host}", self.name);
         let unshare = ["unshare", "--mount", "--uts", "sh", "-ec", script];
@@ -109,10 +109,19 @@ impl Lab {
 
     /// How many processes of Evenkeel a host has.
     pub fn evenkeels(&self, host: u32) -> usize {
-        let pids = self.processes(&format!("{}h{host}", self.name));
-        let name = |pid: &String| fs::read_to_string(format!("/proc/{pid}/comm")).ok();
-        let names = pids.iter().filter_map(name);
-        names.filter(|name| name.trim() == "evenkeel").count()
+        self.of_evenkeel(host).len()
+    }
+
+    fn of_evenkeel(&self, host: u32) -> Vec<String> {
+        let mut pids = self.processes(&format!("{}h{host}", self.name));
+        let name = |pid: &str| fs::read_to_string(format!("/proc/{pid}/comm"));
+        pids.retain(|pid| name(pid).is_ok_and(|name| name.trim() == "evenkeel"));
+        pids
+    }
+
+    /// Sends SIGTERM to the processes of Evenkeel on a host.
+    pub fn terminate(&self, host: u32) {
+        sh(&format!("kill -TERM {}", self.of_evenkeel(host).join(" ")));
     }
 
     /// Waits until a host has no process of Evenkeel.
@@ -127,7 +136,7 @@ impl Lab {
         sh(&format!("ip -n {} link set dev v{host} {state}", self.name));
     }
 
-    /// Ends everything on a host at once, without a word to anybody. Its link stays down.
+    /// Ends everything on a host at once, without closing a connection. Its link stays down.
     pub fn power_off(&self, host: u32) {
         self.link(host, "down");
         let namespace = format!("{}h{host}", self.name);

@@ -153,8 +153,8 @@ fn a_job_of_slurm_outlives_a_node_and_a_preemption() {
     run.wait_for_steps(1, 20);
     lab.power_off(3);
     run.wait_for_steps(2, 20);
-    // As a job of a higher priority does it.
-    cluster.asked("scontrol", &["requeue", &job]);
+    // As a job of a higher priority does it, but the job waits until it is released.
+    cluster.asked("scontrol", &["requeuehold", &job]);
     wait_for("the requeued job", || {
         (cluster.state(&job) == "PENDING").then_some(())
     });
@@ -164,11 +164,7 @@ fn a_job_of_slurm_outlives_a_node_and_a_preemption() {
     lab.link(3, "up");
     cluster.start(3);
     cluster.wait_for_idle();
-    // Slurm would wait for two minutes.
-    cluster.asked(
-        "scontrol",
-        &["update", &format!("jobid={job}"), "starttime=now"],
-    );
+    cluster.asked("scontrol", &["release", &job]);
     wait_for("the end of the job", || {
         let state = cluster.state(&job);
         assert!(

@@ -1,5 +1,6 @@
 //! The hosts of a run: which are there, what they have, and which of them run a world.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -74,6 +75,8 @@ struct Host {
     /// By which the other hosts reach it too.
     address: String,
     state: State,
+    /// It is about to end, and the user knows.
+    leaves: bool,
     /// Its GPUs that ranks can take.
     gpus: Vec<Device>,
 }
@@ -97,29 +100,30 @@ struct Token {
     text: String,
 }
 
-/// Something new about a host.
+/// A host is lost, back, or about to end.
 #[derive(Debug, PartialEq, Eq)]
-pub enum HostNews {
-    /// It is gone, with its ranks.
-    Lost {
-        host: usize,
-        message: String,
-    },
-    Back {
-        message: String,
-    },
+pub struct HostNews {
+    pub message: String,
+    /// The number of a host that is lost with its ranks.
+    pub lost: Option<usize>,
 }
 
 /// Hosts that cannot be used, each with what to do.
 #[derive(Debug, thiserror::Error)]
-#[error("{}", problems.join("\n"))]
+#[error("{}", problems.join("\nerror: "))]
 pub struct Unreachable {
     pub problems: Vec<String>,
 }
 
 impl Hosts {
-    /// Reaches all hosts at once.
-    pub fn connect(hosts: &[Reach], program: &Path) -> Result<Hosts, Unreachable> {
+    /// Reaches all hosts at once. `resumes`: those that are not reached may follow later, if one is reached. `notes` takes what
+    /// takes long, and who is not reached.
+    pub fn connect(
+        hosts: &[Reach],
+        program: &Path,
+        resumes: bool,
+        notes: &Sender<String>,
+    ) -> Result<Hosts, Unreachable> {
         let refused = |problem: String| Unreachable {
             problems: vec![problem],
         };
@@ -135,25 +139,31 @@ impl Hosts {
             }),
         };
         let call = |reach: Reach| {
-            let callers = callers.clone();
+            let (callers, notes) = (callers.clone(), notes.clone());
             thread::spawn(move || {
-                let reached = callers.call(&reach);
-                (
-                    reach.address(),
-                    reached.map_err(|why| not_reached(&reach, &why)),
-                    reach,
-                )
+                let note = |note: String| drop(notes.send(note));
+                let reached = callers.call(&reach, &note);
+                Host::called(reach, reached)
             })
         };
         let called: Vec<_> = hosts.iter().cloned().map(call).collect();
         let (mut hosts, mut problems) = (Vec::new(), Vec::new());
         for called in called {
             match called.join() {
-                Ok((address, Ok(remote), reach)) => hosts.push(Host::there(reach, address, remote)),
-                Ok((_, Err(problem), _)) => problems.push(problem),
+                Ok((host, problem)) => {
+                    hosts.push(host);
+                    problems.extend(problem);
+                }
                 Err(_) => problems.push("a host could not be called".to_owned()),
             }
         }
+        if resumes && hosts.iter().any(Host::is_usable) {
+            for problem in problems.drain(..) {
+                let _ = notes.send(format!("{problem}; the run continues without it"));
+            }
+        }
+        problems.extend(twice(&hosts));
+        problems.extend(hosts.iter().filter_map(Host::lacks_gpus));
         if !problems.is_empty() {
             return Err(Unreachable { problems });
         }
@@ -213,8 +223,8 @@ impl Hosts {
         };
         std::fs::write(&token.file, &token.text).map_err(refused)?;
         let without = |host: &&Host| {
-            let reads = host.remote().and_then(|remote| token.is_read(remote));
-            reads != Some(true)
+            let remote = host.remote();
+            remote.is_some_and(|remote| token.is_read(remote) != Some(true))
         };
         let without: Vec<String> = self.hosts.iter().filter(without).map(Host::name).collect();
         if !without.is_empty() {
@@ -230,6 +240,43 @@ impl Hosts {
         }
         self.token = Some(token);
         Ok(())
+    }
+
+    /// Refuses hosts that do not reach each other.
+    pub fn check_links(&self) -> Result<(), Unreachable> {
+        let here = (self.hosts.iter().enumerate()).filter(|(_, host)| host.remote().is_some());
+        let here: Vec<(&Host, Address)> = here
+            .map(|(index, host)| (host, self.address(index)))
+            .collect();
+        let check = |from: &Host| {
+            let others: Vec<_> = here
+                .iter()
+                .filter(|(host, _)| !std::ptr::eq(*host, from))
+                .collect();
+            let addresses = others.iter().map(|(_, address)| address.clone()).collect();
+            let problems = from.remote().and_then(|remote| remote.connects(addresses));
+            let problems = others.iter().zip(problems.unwrap_or_default());
+            let problem = |(other, problem): (&&(&Host, Address), Option<String>)| {
+                let problem = problem?;
+                let (from, to, at) = (from.name(), other.0.name(), &other.1.host);
+                Some(format!(
+                    "{from} does not reach {to} at {at}: {problem}; open ports 20000 to 32767 between the hosts"
+                ))
+            };
+            problems.filter_map(problem).collect::<Vec<_>>()
+        };
+        let problems: Vec<String> = thread::scope(|all| {
+            let checks: Vec<_> = here
+                .iter()
+                .map(|(host, _)| all.spawn(|| check(host)))
+                .collect();
+            let found = checks.into_iter().filter_map(|check| check.join().ok());
+            found.flatten().collect()
+        });
+        match problems.is_empty() {
+            true => Ok(()),
+            false => Err(Unreachable { problems }),
+        }
     }
 
     /// The hosts of a world: its members, and each one's share of the ranks. The first ones take as many as they can.
@@ -294,10 +341,11 @@ impl Hosts {
             }
             match reached {
                 Ok(remote) => {
-                    let message = format!("{} is back", before.name());
-                    let (reach, address) = (before.reach.clone(), before.address.clone());
-                    self.hosts[host] = Host::there(reach, address, remote);
-                    news.push(HostNews::Back { message });
+                    news.push(HostNews {
+                        message: format!("{} is back", before.name()),
+                        lost: None,
+                    });
+                    self.hosts[host] = Host::called(before.reach.clone(), Ok(remote)).0;
                 }
                 Err(_) => self.hosts[host].state = State::Gone(Instant::now() + RETRY),
             }
@@ -307,12 +355,16 @@ impl Hosts {
             match &host.state {
                 State::There(remote) => {
                     if let Some(why) = remote.loss() {
-                        let message = format!("{} is lost: {why}", host.name());
-                        news.push(HostNews::Lost {
-                            host: index,
-                            message,
+                        news.push(HostNews {
+                            message: format!("{} is lost: {why}", host.name()),
+                            lost: Some(index),
                         });
                         host.state = State::Gone(Instant::now() + RETRY);
+                    } else if remote.is_leaving() && !std::mem::replace(&mut host.leaves, true) {
+                        news.push(HostNews {
+                            message: format!("{} is about to end", host.name()),
+                            lost: None,
+                        });
                     }
                 }
                 State::Gone(next) if Instant::now() >= *next => {
@@ -320,7 +372,8 @@ impl Hosts {
                     let (reach, callers) = (host.reach.clone(), self.callers.clone());
                     let (token, arrivals) = (self.token.clone(), self.arrivals.0.clone());
                     thread::spawn(move || {
-                        let reached = callers.call(&reach).map_err(|why| why.to_string());
+                        let reached = callers.call(&reach, &|_| ());
+                        let reached = reached.map_err(|why| why.to_string());
                         let reached = reached.and_then(|remote| match &token {
                             Some(token) if token.is_read(&remote) != Some(true) => {
                                 Err("it does not have the run's directory".to_owned())
@@ -376,8 +429,8 @@ impl Drop for Hosts {
 }
 
 impl Callers {
-    fn call(&self, reach: &Reach) -> Result<Remote, Unreached> {
-        reach.connect(&self.program, &self.first)
+    fn call(&self, reach: &Reach, note: &dyn Fn(String)) -> Result<Remote, Unreached> {
+        reach.connect(&self.program, &self.first, note)
     }
 }
 
@@ -392,29 +445,72 @@ impl Token {
     }
 }
 
-fn not_reached(host: &Reach, why: &Unreached) -> String {
-    format!(
-        "{} is not reached: {why}; {}",
-        host.name(),
-        host.remedy(why)
-    )
+/// Two names of one machine, whose devices would count twice.
+fn twice(hosts: &[Host]) -> Option<String> {
+    let machine = |host: &Host| host.remote().map(|remote| remote.facts().machine.clone());
+    let mut names = BTreeMap::new();
+    for host in hosts
+        .iter()
+        .filter(|host| matches!(host.reach, Reach::Ssh(_)))
+    {
+        let Some(machine) = machine(host) else {
+            continue;
+        };
+        if let Some(other) = names.insert(machine, host.name()) {
+            return Some(format!(
+                "{other} and {} are one machine; name it once",
+                host.name()
+            ));
+        }
+    }
+    None
 }
 
 impl Host {
-    fn there(reach: Reach, address: String, remote: Remote) -> Host {
-        let mut gpus = match remote.facts().inventory.devices() {
-            Devices::Gpus { devices } => devices,
-            Devices::CpuRanks { .. } => Vec::new(),
+    /// A host that was called, and why it is not reached.
+    fn called(reach: Reach, reached: Result<Remote, Unreached>) -> (Host, Option<String>) {
+        let (state, gpus, problem) = match reached {
+            Ok(remote) => {
+                let mut gpus = match remote.facts().inventory.devices() {
+                    Devices::Gpus { devices } => devices,
+                    Devices::CpuRanks { .. } => Vec::new(),
+                };
+                if let Some(most) = reach.most_gpus() {
+                    gpus.truncate(usize::try_from(most).unwrap_or(usize::MAX));
+                }
+                (State::There(Arc::new(remote)), gpus, None)
+            }
+            Err(why) => {
+                let remedy = reach.remedy(&why);
+                let problem = format!("{} is not reached: {why}; {remedy}", reach.name());
+                (
+                    State::Gone(Instant::now() + RETRY),
+                    Vec::new(),
+                    Some(problem),
+                )
+            }
         };
-        if let Some(most) = reach.most_gpus() {
-            gpus.truncate(usize::try_from(most).unwrap_or(usize::MAX));
-        }
-        Host {
+        let host = Host {
+            address: reach.address(),
             reach,
-            address,
-            state: State::There(Arc::new(remote)),
+            state,
+            leaves: false,
             gpus,
-        }
+        };
+        (host, problem)
+    }
+
+    /// Why it does not have the GPUs that the list says.
+    fn lacks_gpus(&self) -> Option<String> {
+        let (asked, has) = (self.reach.most_gpus()?, self.gpus.len() as u64);
+        let lacks = self.remote().is_some() && has < asked;
+        lacks.then(|| {
+            format!(
+                "{} has {}, and `gpus={asked}` asks for more; correct the list of hosts",
+                self.name(),
+                count(has, "GPU")
+            )
+        })
     }
 
     fn name(&self) -> String {

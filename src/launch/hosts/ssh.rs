@@ -1,16 +1,21 @@
 //! Hosts that the system's `ssh` reaches, with the user's own configuration, keys and agent. The program is copied there
 //! once, below a name with its checksum.
 
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use super::list::Listed;
 use crate::host::{Remote, ToHost, Unreached};
+use crate::util::format::bytes;
 use crate::util::{input, key};
 
-/// Exit codes of a shell that cannot run the program, and that finds none.
+/// Exit code of a shell that cannot run the program.
 const CANNOT_RUN: i32 = 126;
-const NOT_FOUND: i32 = 127;
+/// Exit code of the script that finds no whole program.
+const ABSENT: i32 = 127;
+/// Exit code of `ssh` itself, which has not reached the host.
+const OF_SSH: i32 = 255;
 /// Largest program, bytes.
 const PROGRAM_BYTES: u64 = 1 << 30;
 
@@ -38,19 +43,32 @@ impl Login<'_> {
         address.unwrap_or(named).to_owned()
     }
 
-    /// Connects, and copies the program before that if it is not there.
-    pub fn connect(&self, program: &Program, first: &ToHost) -> Result<Remote, Unreached> {
+    /// Connects, and copies the program before that if it is not there, or is damaged. `note` takes what takes long.
+    pub fn connect(
+        &self,
+        program: &Program,
+        first: &ToHost,
+        note: &dyn Fn(String),
+    ) -> Result<Remote, Unreached> {
         let place = place(program);
+        let script = format!(
+            "p=\"{place}/evenkeel\"; [ -x \"$p\" ] && [ $(wc -c <\"$p\") -eq {} ] || exit {ABSENT}; exec \"$p\" host",
+            program.size
+        );
         let run = || {
             let mut command = ssh(self.0, &[]);
-            command.arg(shell(&format!("exec \"{place}/evenkeel\" host")));
+            command.arg(shell(&script));
             Remote::connect(command, first)
         };
         match run() {
             Err(Unreached::Ended {
-                code: Some(NOT_FOUND),
-                ..
-            }) => {
+                code: Some(code), ..
+            }) if code != OF_SSH => {
+                note(format!(
+                    "copying the program to {} ({})",
+                    self.0,
+                    bytes(program.size)
+                ));
                 self.copy(program, &place)?;
                 run()
             }
@@ -59,13 +77,14 @@ impl Login<'_> {
     }
 
     fn copy(&self, program: &Program, place: &str) -> Result<(), Unreached> {
-        let failed = |said: String| Unreached::Ended { code: None, said };
+        let failed = |code, said: String| Unreached::Ended { code, said };
         let file = input::open(&program.path);
-        let file = file.map_err(|error| failed(format!("{}: {error}", program.path.display())))?;
-        // A connection that ends early leaves no program.
+        let file =
+            file.map_err(|error| failed(None, format!("{}: {error}", program.path.display())))?;
+        // A connection that ends early leaves nothing.
         let script = format!(
-            "mkdir -p \"{place}\" && cat >\"{place}/copy.$$\" && [ $(wc -c <\"{place}/copy.$$\") -eq {} ] && chmod 755 \
-             \"{place}/copy.$$\" && mv \"{place}/copy.$$\" \"{place}/evenkeel\"",
+            "c=\"{place}/copy.$$\"; trap \"rm -f \\\"$c\\\"\" EXIT; trap \"exit 1\" HUP INT TERM PIPE; mkdir -p \"{place}\" && \
+             cat >\"$c\" && [ $(wc -c <\"$c\") -eq {} ] && chmod 755 \"$c\" && sync && mv \"$c\" \"{place}/evenkeel\"",
             program.size
         );
         let copied = ssh(self.0, &[])
@@ -73,12 +92,17 @@ impl Login<'_> {
             .stdin(file)
             .stdout(Stdio::null())
             .output()
-            .map_err(|error| failed(error.to_string()))?;
+            .map_err(|error| failed(None, error.to_string()))?;
         if copied.status.success() {
             return Ok(());
         }
-        let said = String::from_utf8_lossy(&copied.stderr).trim().to_owned();
-        Err(failed(format!("cannot copy the program there: {said}")))
+        let said = String::from_utf8_lossy(&copied.stderr);
+        let last = said.lines().rev().find(|line| !line.trim().is_empty());
+        let last = last.unwrap_or("the connection was closed").trim();
+        Err(failed(
+            copied.status.code(),
+            format!("cannot copy the program there: {last}"),
+        ))
     }
 
     /// What the user can do about a host that is not reached.
@@ -91,10 +115,10 @@ impl Login<'_> {
         let Unreached::Ended { code, said } = why else {
             return format!("see what `{by_hand}` does");
         };
-        let says = |text: &str| said.contains(text);
+        let says = |text: &str| *code == Some(OF_SSH) && said.contains(text);
         if says("Host key verification failed") {
             format!("run `{by_hand}` once, and compare the host's key")
-        } else if says("Permission denied") {
+        } else if says("Permission denied (") {
             let copy = by_hand.replacen("ssh", "ssh-copy-id", 1);
             format!("run `{copy}`, or add the key to ssh's agent")
         } else if says("Could not resolve hostname") {
@@ -122,6 +146,8 @@ fn shell(script: &str) -> String {
 /// `ssh` for a host. It never asks anything, and it notices a network that is gone.
 fn ssh(host: &Listed, options: &[&str]) -> Command {
     let mut command = Command::new("ssh");
+    // Ctrl-C in the terminal reaches only the launcher.
+    command.process_group(0);
     command.args(options).args([
         "-T",
         "-o",

@@ -37,20 +37,16 @@ impl Launcher<'_> {
     /// Looks which hosts are lost, back or about to leave. The ranks of a lost one have ended.
     pub(super) fn look_at_hosts(&mut self) {
         let news = self.hosts.as_mut().map(Hosts::look);
-        for news in news.into_iter().flatten() {
-            let message = match news {
-                HostNews::Back { message } => message,
-                HostNews::Lost { host, message } => {
-                    self.in_trouble();
-                    if let Some(current) = &mut self.current {
-                        let shares = current.shares.iter().filter(|(of, _)| *of == host);
-                        for (_, ranks) in shares {
-                            current.host.lose(ranks.clone(), &message);
-                        }
+        for HostNews { message, lost } in news.into_iter().flatten() {
+            if let Some(host) = lost {
+                self.in_trouble();
+                if let Some(current) = &mut self.current {
+                    let shares = current.shares.iter().filter(|(of, _)| *of == host);
+                    for (_, ranks) in shares {
+                        current.host.lose(ranks.clone(), &message);
                     }
-                    message
                 }
-            };
+            }
             self.warn(message.clone());
             self.host_news = Some(message);
         }
