@@ -418,7 +418,7 @@ fn launch(
         hosts => hosts?,
     };
     let processes = processes(args, &recipe, &inventory, hosts.as_ref())?;
-    let mut hosts = hosts.map(|hosts| hosts.on(processes.device));
+    let hosts = hosts.map(|hosts| hosts.on(processes.device));
     let ranks = processes.count;
     let spec = recipe.spec.of_world(ranks);
     let run_dir = run_path::choose(&asked, &spec)?;
@@ -482,15 +482,15 @@ fn launch(
     render::print_for(args.quiet, &planned.draft.findings, &recipe.sources);
     shown.clone_from(&planned.draft.findings);
 
-    if hosts.is_none() {
-        // Check the loopback interface before any file is written.
-        port::free(ranks)?;
+    // Check the network before any file is written.
+    match &hosts {
+        Some(hosts) => hosts.check_links()?,
+        None => drop(port::free(ranks)?),
     }
     let run_lock = run_path::acquire(run_dir, &asked, &recipe.spec)?;
     let run_dir = run_lock.run_dir();
-    if let Some(hosts) = &mut hosts {
+    if let Some(hosts) = &hosts {
         hosts.share(run_dir.path())?;
-        hosts.check_links()?;
     }
     let mut display = Display::new(mode(args));
     let downloaded = download(

@@ -23,7 +23,7 @@ use crate::host::{Event as RankEvent, HostGeneration, Start};
 use crate::lifecycle::rank_status::{self, COMMIT};
 use crate::lifecycle::stall::{OnStall, ProgressDeadline};
 use crate::lifecycle::{
-    End, Generation, Outcome, RankAction, Ranks, Reason, TransitionInput, decide,
+    End, Generation, Outcome, RankAction, Ranks, Reason, TransitionInput, decide, files,
 };
 use crate::plan::{self, DeviceKind, OomPolicy, Runner, Worlds};
 use crate::telemetry::divergence::LossWatch;
@@ -153,7 +153,8 @@ impl<'a> Launcher<'a> {
     }
 
     /// Lets these hosts run the ranks. `all`: as many ranks as they have devices for.
-    pub fn on(self, hosts: Hosts, all: bool) -> Launcher<'a> {
+    pub fn on(self, mut hosts: Hosts, all: bool) -> Launcher<'a> {
+        hosts.recognise(&self.run_dir.path().join(files::RUN));
         Launcher {
             hosts: Some(hosts),
             desired: if all { plan::MOST_GPUS } else { self.desired },

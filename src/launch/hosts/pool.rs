@@ -17,12 +17,14 @@ use crate::lifecycle::generation::Address;
 use crate::plan::DeviceKind;
 use crate::util::format::count;
 use crate::util::key::Key;
-use crate::util::port;
+use crate::util::{input, port};
 
 /// Pause between two attempts to reach a lost host.
 const RETRY: Duration = Duration::from_secs(5);
 /// Name of a file of the run directory, by which hosts show that they share it.
 const TOKEN: &str = ".hosts";
+/// Largest such file, bytes.
+const FILE_BYTES: u64 = 4 << 20;
 
 /// The variables of the launcher that ranks get too, by the beginnings of their names.
 const PASSED_ON: [&str; 24] = [
@@ -93,7 +95,7 @@ struct Arrival {
     reached: Result<Remote, String>,
 }
 
-/// A file of the run directory with a text that only this launch knows. Dropping this removes it.
+/// A file of the run directory whose text no other directory has.
 #[derive(Clone)]
 struct Token {
     file: PathBuf,
@@ -211,7 +213,7 @@ impl Hosts {
     }
 
     /// Refuses hosts that do not have the run's directory, at the same path.
-    pub fn share(&mut self, run_dir: &Path) -> Result<(), Unreachable> {
+    pub fn share(&self, run_dir: &Path) -> Result<(), Unreachable> {
         let refused = |error: std::io::Error| Unreachable {
             problems: vec![format!("{}: {error}", run_dir.display())],
         };
@@ -227,19 +229,26 @@ impl Hosts {
             remote.is_some_and(|remote| token.is_read(remote) != Some(true))
         };
         let without: Vec<String> = self.hosts.iter().filter(without).map(Host::name).collect();
-        if !without.is_empty() {
-            token.remove();
-            return Err(Unreachable {
-                problems: vec![format!(
-                    "{} and this machine do not share {}: put the run into a directory that all hosts have at the same path, \
-                     with --out",
-                    without.join(", "),
-                    run_dir.display()
-                )],
-            });
+        std::fs::remove_file(&token.file).map_err(refused)?;
+        if without.is_empty() {
+            return Ok(());
         }
-        self.token = Some(token);
-        Ok(())
+        Err(Unreachable {
+            problems: vec![format!(
+                "{} and this machine do not share {}: put the run into a directory that all hosts have at the same path, \
+                 with --out",
+                without.join(", "),
+                run_dir.display()
+            )],
+        })
+    }
+
+    /// Hosts that come back show by this file that they share the run's directory.
+    pub fn recognise(&mut self, file: &Path) {
+        let text = input::read(file, FILE_BYTES).ok();
+        let text = text.and_then(|text| String::from_utf8(text).ok());
+        let file = std::path::absolute(file).ok();
+        self.token = file.zip(text).map(|(file, text)| Token { file, text });
     }
 
     /// Refuses hosts that do not reach each other.
@@ -420,14 +429,6 @@ impl fmt::Display for Hosts {
     }
 }
 
-impl Drop for Hosts {
-    fn drop(&mut self) {
-        if let Some(token) = &self.token {
-            token.remove();
-        }
-    }
-}
-
 impl Callers {
     fn call(&self, reach: &Reach, note: &dyn Fn(String)) -> Result<Remote, Unreached> {
         reach.connect(&self.program, &self.first, note)
@@ -437,11 +438,6 @@ impl Callers {
 impl Token {
     fn is_read(&self, remote: &Remote) -> Option<bool> {
         remote.reads(&self.file, &self.text)
-    }
-
-    fn remove(&self) {
-        // A file that stays is replaced by the next launch.
-        let _ = std::fs::remove_file(&self.file);
     }
 }
 
