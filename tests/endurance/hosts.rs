@@ -88,7 +88,7 @@ fn hosts_that_vanish_and_come_back_keep_the_batch_and_every_sample() {
     for host in lab.hosts() {
         assert_eq!(lab.evenkeels(host), 2, "one of the host, and one rank");
     }
-    // The host is still there, so the world stays as it is.
+    // The host is still there, so the next world has as many ranks.
     let rank = run.rank(1, 1);
     rustix::process::kill_process(rank, rustix::process::Signal::KILL).unwrap();
     run.wait_for_steps(2, 20);
