@@ -2,8 +2,28 @@
 //! people's files by one function of `util::input`. `tests/untrusted.rs` tests what they do.
 
 use std::fs;
+use std::path::PathBuf;
 
 use syn::visit::Visit;
+
+/// The files of modules, each with its name below `src`. A module is a directory or a file.
+fn parsed<'m>(modules: impl IntoIterator<Item = &'m &'m str>) -> Vec<(String, syn::File)> {
+    let src = source_tests::root().join("src");
+    let files = |module: &&str| match src.join(module) {
+        file if file.is_file() => vec![file],
+        directory => source_tests::below(&directory),
+    };
+    let read = |file: PathBuf| {
+        let name = file
+            .strip_prefix(&src)
+            .unwrap()
+            .to_string_lossy()
+            .into_owned();
+        let text = fs::read_to_string(&file).unwrap();
+        (name, syn::parse_file(&text).unwrap())
+    };
+    modules.into_iter().flat_map(files).map(read).collect()
+}
 
 /// Modules that the controller runs on a recipe.
 const READ_BY_THE_CONTROLLER: [&str; 6] =
@@ -74,20 +94,11 @@ impl<'ast> Visit<'ast> for Ambient {
 
 #[test]
 fn the_controller_reads_no_file_and_no_variable_for_a_recipe() {
-    let src = source_tests::root().join("src");
-    let mut files = vec![src.join("external_trainer/resume.rs")];
-    for module in READ_BY_THE_CONTROLLER {
-        files.extend(source_tests::below(&src.join(module)));
-    }
     let mut found = Vec::new();
-    for file in files {
-        let name = file
-            .strip_prefix(&src)
-            .unwrap()
-            .to_string_lossy()
-            .into_owned();
+    let one = ["external_trainer/resume.rs"];
+    for (name, file) in parsed(one.iter().chain(&READ_BY_THE_CONTROLLER)) {
         let mut ambient = Ambient::default();
-        ambient.visit_file(&syn::parse_file(&fs::read_to_string(&file).unwrap()).unwrap());
+        ambient.visit_file(&file);
         if EXCEPT.contains(&name.as_str()) {
             assert!(!ambient.0.is_empty(), "{name} needs no exception");
         } else {
@@ -145,20 +156,12 @@ impl<'ast> Visit<'ast> for Opened {
 
 #[test]
 fn files_of_other_people_are_opened_by_one_function() {
-    let src = source_tests::root().join("src");
     let mut found = Vec::new();
-    for module in OPENS_FOR_OTHERS {
-        for file in source_tests::below(&src.join(module)) {
-            let name = file
-                .strip_prefix(&src)
-                .unwrap()
-                .to_string_lossy()
-                .into_owned();
-            let mut opened = Opened::default();
-            opened.visit_file(&syn::parse_file(&fs::read_to_string(&file).unwrap()).unwrap());
-            if !OPENS_THE_KERNELS.contains(&name.as_str()) {
-                found.extend(opened.0.iter().map(|call| format!("{name}: {call}")));
-            }
+    for (name, file) in parsed(&OPENS_FOR_OTHERS) {
+        let mut opened = Opened::default();
+        opened.visit_file(&file);
+        if !OPENS_THE_KERNELS.contains(&name.as_str()) {
+            found.extend(opened.0.iter().map(|call| format!("{name}: {call}")));
         }
     }
     assert_eq!(found, Vec::<String>::new());

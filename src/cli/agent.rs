@@ -10,6 +10,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::agent::{self, EventLog, Identity, Input, Peers, PodAgent, Service};
 use crate::api::LogFormat;
 use crate::bucket::Bucket;
+use crate::host::events_into;
 use crate::inventory::Inventory;
 use crate::lifecycle::authentication;
 use crate::util::key::Key;
@@ -72,7 +73,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let agent_key = authentication::agent_key(&key, &identity.pod);
     let run = identity.run.clone();
     let (inputs, received) = channel();
-    let (events, happened) = channel();
+    let events = events_into(&inputs, Input::Rank);
     let (published, state) = tokio::sync::watch::channel(Default::default());
     let (asked, peers) = tokio::sync::watch::channel(Vec::new());
     let agent = PodAgent::new(
@@ -83,14 +84,6 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         asked,
         EventLog::stdout(args.log_format),
     );
-    let passed_on = inputs.clone();
-    std::thread::spawn(move || {
-        for event in happened {
-            if passed_on.send(Input::Rank(event)).is_err() {
-                return;
-            }
-        }
-    });
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()

@@ -412,8 +412,7 @@ fn launch(
     }
     let hosts = match hosts(args, external, &signals) {
         Err(error) if matches!(error.downcast_ref(), Some(LaunchError::Stopped)) => {
-            say("stopped before training: no process was started; the same command starts again\n");
-            return Ok(ExitCode::from(signals.exit_code()));
+            return Ok(stopped(None, &signals));
         }
         hosts => hosts?,
     };
@@ -509,7 +508,8 @@ fn launch(
     let planned = match downloaded {
         Err(LaunchError::Stopped) => {
             drop(display);
-            return Ok(stopped(args, run_dir, &signals));
+            let resumed = args.resume.then_some(run_dir);
+            return Ok(stopped(resumed, &signals));
         }
         planned => planned?,
     };
@@ -540,7 +540,8 @@ fn launch(
     }) {
         Err(LaunchError::Stopped) => {
             drop(display);
-            return Ok(stopped(args, run_dir, &signals));
+            let resumed = args.resume.then_some(run_dir);
+            return Ok(stopped(resumed, &signals));
         }
         prepared => prepared?,
     };
@@ -632,8 +633,8 @@ fn mode(args: &Args) -> Mode {
 }
 
 /// Reports a signal before training. Dropping the run lock removes the files of a new run.
-fn stopped(args: &Args, run_dir: &RunDir, signals: &Signals) -> ExitCode {
-    if args.resume {
+fn stopped(resumed: Option<&RunDir>, signals: &Signals) -> ExitCode {
+    if let Some(run_dir) = resumed {
         say(format_args!(
             "stopped before training: no process was started, and {} is unchanged; the same command \
              continues\n",

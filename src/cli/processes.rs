@@ -101,9 +101,7 @@ impl Gpus {
             },
         }
     }
-}
 
-impl Gpus {
     /// These GPUs. `problems`: those of the libraries, with one GPU and with several.
     pub fn of_devices(
         devices: Vec<Device>,

@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
-use super::OomKills;
 use super::program::Start;
 use super::ranks::{Event, News, RankGroup, Ranks};
 use super::remote::{RemoteRanks, Share};
@@ -33,8 +32,6 @@ pub struct HostGeneration {
     /// One status for each rank on this host.
     statuses: Vec<RankStatus>,
     silence: Silence,
-    /// Kills by the kernel since the ranks were started.
-    oom_kills: OomKills,
     /// Output that is shown.
     tails: Vec<Tail>,
     /// The external trainer's progress, on the host of rank 0 until its ranks have ended.
@@ -68,8 +65,7 @@ pub struct Followed {
 impl HostGeneration {
     /// Starts the ranks on this machine; their reports and exits go to `events`.
     pub fn start(start: &Start<'_>, events: &Sender<Event>) -> io::Result<HostGeneration> {
-        let oom_kills = OomKills::watch();
-        HostGeneration::started(start, oom_kills, |progress| {
+        HostGeneration::started(start, |progress| {
             let ranks = Ranks::start(start, progress, events)?;
             Ok(vec![Box::new(ranks)])
         })
@@ -81,7 +77,7 @@ impl HostGeneration {
         shares: &[Share],
         events: &Sender<Event>,
     ) -> io::Result<HostGeneration> {
-        HostGeneration::started(start, OomKills::none(), |_| {
+        HostGeneration::started(start, |_| {
             let firsts = start.generation.shares().map(|(first, _)| first);
             let start = |(share, first): (&Share, u64)| -> Box<dyn RankGroup + Send> {
                 Box::new(RemoteRanks::start(start, share, first, events))
@@ -93,7 +89,6 @@ impl HostGeneration {
     /// `ranks` starts them; it is given what watches an external trainer.
     fn started(
         start: &Start<'_>,
-        oom_kills: OomKills,
         ranks: impl FnOnce(Option<&ProgressWatch>) -> io::Result<Vec<Box<dyn RankGroup + Send>>>,
     ) -> io::Result<HostGeneration> {
         let (generation, external) = (start.generation, start.external.as_ref());
@@ -120,7 +115,6 @@ impl HostGeneration {
                 Some(_) => Silence::of_external_trainer(count),
                 None => Silence::new(count, generation.world()),
             },
-            oom_kills,
             tails: (first..first + shown)
                 .map(|rank| Tail::of(start.run_dir, number, rank))
                 .collect(),
@@ -188,7 +182,7 @@ impl HostGeneration {
 
     /// Whether the kernel's out-of-memory killer has struck since the ranks were started.
     pub fn is_oom_killed(&self) -> bool {
-        self.oom_kills.raised()
+        self.ranks.iter().any(|group| group.is_oom_killed())
     }
 
     /// Records an event of a rank; false if it is of another generation or of another host's rank.

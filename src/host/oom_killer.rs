@@ -21,11 +21,6 @@ impl OomKills {
         }))
     }
 
-    /// Of ranks on other hosts, which report it themselves.
-    pub fn none() -> OomKills {
-        OomKills(None)
-    }
-
     fn of(files: impl IntoIterator<Item = PathBuf>) -> OomKills {
         let mut counts = files.into_iter().map(|file| (count(&file), file));
         OomKills(counts.find_map(|(kills, file)| Some((file, kills?))))

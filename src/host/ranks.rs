@@ -8,7 +8,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, ChildStdin};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::Sender;
+use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
@@ -20,6 +20,7 @@ use rustix::process::{
     pidfd_open, pidfd_send_signal, prlimit, waitid,
 };
 
+use super::OomKills;
 use super::program::{self, Start};
 use crate::external_trainer::{ProgressWatch, failure_causes};
 use crate::lifecycle::files;
@@ -44,6 +45,23 @@ pub enum News {
     Report(Box<Report>),
     /// The rank's process ended; no more events follow.
     Exited(Ending),
+}
+
+/// Where ranks send their events, each of which becomes an input of a loop.
+pub fn events_into<Input: Send + 'static>(
+    inputs: &Sender<Input>,
+    input: fn(Event) -> Input,
+) -> Sender<Event> {
+    let (events, happened) = channel();
+    let inputs = inputs.clone();
+    thread::spawn(move || {
+        for event in happened {
+            if inputs.send(input(event)).is_err() {
+                return;
+            }
+        }
+    });
+    events
 }
 
 /// Sends the events of a rank.
@@ -73,6 +91,8 @@ impl Reporter {
 pub struct Ranks {
     first: u64,
     processes: Vec<Process>,
+    /// Kills by the kernel since they were started.
+    oom_kills: OomKills,
 }
 
 struct Process {
@@ -107,6 +127,7 @@ impl Ranks {
         let mut ranks = Ranks {
             first: start.first,
             processes: Vec::new(),
+            oom_kills: OomKills::watch(),
         };
         for local in 0..start.count {
             let reporter = Reporter {
@@ -158,6 +179,9 @@ impl Ranks {
 pub trait RankGroup {
     fn ranks(&self) -> Range<u64>;
 
+    /// Whether the kernel's out-of-memory killer has struck there since they were started.
+    fn is_oom_killed(&self) -> bool;
+
     /// Sends one rank an order; ignored if the rank has ended.
     fn order(&mut self, rank: u64, order: Order);
 
@@ -175,6 +199,10 @@ pub trait RankGroup {
 impl RankGroup for Ranks {
     fn ranks(&self) -> Range<u64> {
         self.first..self.first + self.processes.len() as u64
+    }
+
+    fn is_oom_killed(&self) -> bool {
+        self.oom_kills.raised()
     }
 
     fn order(&mut self, rank: u64, order: Order) {
@@ -405,7 +433,6 @@ fn ended(child: &mut Child) -> Ending {
 mod tests {
     use std::os::unix::process::CommandExt;
     use std::process::{Command, Stdio};
-    use std::sync::mpsc::channel;
 
     use super::*;
 

@@ -61,6 +61,8 @@ struct Shared {
     state: Mutex<State>,
     /// Where the events of ranks go.
     events: Mutex<Option<Sender<Event>>>,
+    /// The kernel has killed processes there since the ranks were started.
+    oom_killed: AtomicBool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -98,6 +100,7 @@ impl Remote {
             heard: Mutex::new(Instant::now()),
             state: Mutex::new(State::Connected),
             events: Mutex::new(None),
+            oom_killed: AtomicBool::new(false),
         });
         let (answer, answers) = channel();
         let heard = Arc::clone(&shared);
@@ -218,6 +221,7 @@ impl Shared {
                         let _ = events.send(event);
                     }
                 }
+                FromHost::OomKilled => self.oom_killed.store(true, Ordering::Release),
                 FromHost::Leaving => *lock(&self.state) = State::Leaving,
                 FromHost::Alive => {}
                 FromHost::Here(_)
@@ -327,7 +331,9 @@ impl RemoteRanks {
         first: u64,
         events: &Sender<Event>,
     ) -> RemoteRanks {
-        *lock(&share.host.shared.events) = Some(events.clone());
+        let shared = &share.host.shared;
+        *lock(&shared.events) = Some(events.clone());
+        shared.oom_killed.store(false, Ordering::Release);
         share.host.say(ToHost::Start(Box::new(StartRanks {
             run_dir: std::path::absolute(start.run_dir)
                 .unwrap_or_else(|_| start.run_dir.to_owned()),
@@ -346,6 +352,10 @@ impl RemoteRanks {
 }
 
 impl RankGroup for RemoteRanks {
+    fn is_oom_killed(&self) -> bool {
+        self.host.shared.oom_killed.load(Ordering::Acquire)
+    }
+
     fn ranks(&self) -> Range<u64> {
         self.ranks.clone()
     }

@@ -6,13 +6,12 @@ use std::fs;
 use std::io::{self, BufRead, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream, ToSocketAddrs};
 use std::path::Path;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::OomKills;
 use super::program::Start;
-use super::ranks::{Event, News, RankGroup, Ranks};
+use super::ranks::{Event, News, RankGroup, Ranks, events_into};
 use super::wire::{BEAT, CONNECT, FENCE, Facts, FromHost, StartRanks, ToHost};
 use crate::lifecycle::generation::Address;
 use crate::lifecycle::protocol::{Ending, Report, exit};
@@ -64,13 +63,11 @@ impl Host<'_> {
         let mut session = Session {
             host: self,
             output,
-            events: events(passed_on),
+            events: events_into(passed_on, Input::Rank),
             listener: None,
             ranks: None,
             generation: 0,
             running: BTreeSet::new(),
-            killed: BTreeSet::new(),
-            oom_kills: OomKills::watch(),
         };
         // A greeting of the login may lack its line end.
         session.output.write_all(b"\n")?;
@@ -127,9 +124,6 @@ struct Session<'a, Output> {
     generation: u64,
     /// Ranks whose processes have not ended.
     running: BTreeSet<u64>,
-    /// Ranks that were killed on request.
-    killed: BTreeSet<u64>,
-    oom_kills: OomKills,
 }
 
 impl<Output: Write> Session<'_, Output> {
@@ -175,7 +169,6 @@ impl<Output: Write> Session<'_, Output> {
                 if let Some(ranks) = &mut self.ranks {
                     let all = ranks.ranks();
                     for rank in all.filter(|it| rank.is_none_or(|rank| rank == *it)) {
-                        self.killed.insert(rank);
                         ranks.kill_one(rank);
                     }
                 }
@@ -189,7 +182,6 @@ impl<Output: Write> Session<'_, Output> {
         self.ranks = None;
         // Rank 0 takes the port.
         self.listener = None;
-        self.killed.clear();
         self.running.clear();
         self.generation = start.generation.number;
         match self.started(start) {
@@ -229,22 +221,15 @@ impl<Output: Write> Session<'_, Output> {
         Ranks::start(&start, None, &self.events)
     }
 
-    /// Passes an event of a rank on, after the reason if the kernel has killed it.
+    /// Passes an event of a rank on, after the news that the kernel has killed processes here.
     fn pass_on(&mut self, event: Event) -> io::Result<()> {
-        let rank = event.rank;
         if let News::Exited(ending) = event.news
             && event.generation == self.generation
         {
-            self.running.remove(&rank);
-            let on_request = self.killed.contains(&rank);
-            if ending == Ending::Signal(9) && !on_request && self.oom_kills.raised() {
-                let message =
-                    format!("rank {rank} was killed by the kernel's out-of-memory killer");
-                let report = Box::new(Report::OutOfMemory { message });
-                self.say(&FromHost::Rank(Event {
-                    news: News::Report(report),
-                    ..event
-                }))?;
+            self.running.remove(&event.rank);
+            let is_oom_killed = self.ranks.as_ref().is_some_and(Ranks::is_oom_killed);
+            if ending == Ending::Signal(9) && is_oom_killed {
+                self.say(&FromHost::OomKilled)?;
             }
         }
         self.say(&FromHost::Rank(event))
@@ -253,13 +238,12 @@ impl<Output: Write> Session<'_, Output> {
 
 /// Why a listener is not reached from here; `None`: it is.
 fn unreached(address: &Address) -> Option<String> {
-    let found = (address.host.as_str(), address.port).to_socket_addrs();
+    let found = match (address.host.as_str(), address.port).to_socket_addrs() {
+        Ok(found) => found,
+        Err(error) => return Some(error.to_string()),
+    };
     let mut problem = "it has no address".to_owned();
-    for address in found
-        .map_err(|error| error.to_string())
-        .into_iter()
-        .flatten()
-    {
+    for address in found {
         match TcpStream::connect_timeout(&address, CONNECT) {
             Ok(_) => return None,
             Err(error) => problem = error.to_string(),
@@ -287,18 +271,4 @@ fn unstarted(start: &StartRanks, error: &io::Error) -> Vec<Event> {
     };
     let ranks = start.first..start.first + start.count;
     ranks.flat_map(failed).collect()
-}
-
-/// Where ranks send their events, which become inputs.
-fn events(inputs: &Sender<Input>) -> Sender<Event> {
-    let (events, happened) = channel();
-    let inputs = inputs.clone();
-    thread::spawn(move || {
-        for event in happened {
-            if inputs.send(Input::Rank(event)).is_err() {
-                return;
-            }
-        }
-    });
-    events
 }

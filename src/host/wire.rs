@@ -20,7 +20,6 @@ pub const BEAT: Duration = Duration::from_secs(1);
 pub const FENCE: Duration = Duration::from_secs(10);
 /// Silence of a host after which it counts as lost: its ranks have been stopped by then.
 pub const LOST: Duration = Duration::from_secs(12);
-
 /// Longest time in which a host connects to another one.
 pub const CONNECT: Duration = Duration::from_secs(5);
 
@@ -91,6 +90,8 @@ pub enum FromHost {
         problems: Vec<Option<String>>,
     },
     Rank(Event),
+    /// The kernel's out-of-memory killer has struck since the ranks were started.
+    OomKilled,
     /// The host is about to end.
     Leaving,
     Alive,

@@ -345,7 +345,6 @@ impl Devices {
     }
 }
 
-/// One line for people: `8 × NVIDIA H100 80GB HBM3`, `1 CPU rank with 2 threads`.
 /// How many there are of each, in the order of the first: `2 × NVIDIA H100, 1 × NVIDIA A100`.
 pub fn tally(things: impl IntoIterator<Item = impl PartialEq + fmt::Display>) -> String {
     let mut kinds: Vec<(_, usize)> = Vec::new();
@@ -361,6 +360,7 @@ pub fn tally(things: impl IntoIterator<Item = impl PartialEq + fmt::Display>) ->
     shown.collect::<Vec<_>>().join(", ")
 }
 
+/// One line for people: `8 × NVIDIA H100 80GB HBM3`, `1 CPU rank with 2 threads`.
 impl fmt::Display for Devices {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -32,13 +32,7 @@ impl fmt::Display for Listed {
 /// Why a list of hosts cannot be used.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub struct HostError(String);
-
-impl HostError {
-    pub(super) fn new(problem: &str) -> HostError {
-        HostError(problem.to_owned())
-    }
-}
+pub struct HostError(pub(super) String);
 
 /// Reads the hosts in a list or a file.
 pub fn read(hosts: &str) -> Result<Vec<Listed>, HostError> {

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::Reach;
-use super::ssh::{self, Program};
+use super::ssh::Program;
 use crate::host::{Facts, Remote, Share, ToHost, Unreached};
 use crate::inventory::{Device, Devices};
 use crate::lifecycle::Member;
@@ -129,12 +129,10 @@ impl Hosts {
         let refused = |problem: String| Unreachable {
             problems: vec![problem],
         };
-        let program = ssh::program(program)
-            .map_err(|error| refused(format!("{}: {error}", program.display())))?;
         let directory = std::env::current_dir();
         let directory = directory.map_err(|error| refused(format!("this directory: {error}")))?;
         let callers = Callers {
-            program: Arc::new(program),
+            program: Arc::new(Program::at(program)),
             first: Arc::new(ToHost::Enter {
                 directory,
                 environment: environment().collect(),

@@ -30,10 +30,9 @@ pub fn is_requeued() -> bool {
 /// The nodes of the allocation that this process is in.
 pub fn nodes() -> Result<Vec<Node>, HostError> {
     let (Ok(job), Ok(nodes)) = (std::env::var(JOB), std::env::var(NODES)) else {
-        return Err(HostError::new(
-            "this is not inside an allocation of Slurm, which `--on slurm` uses: give this command to `sbatch --nodes N \
-             --no-kill --wrap '…'`",
-        ));
+        let problem = "this is not inside an allocation of Slurm, which `--on slurm` uses: give this command to `sbatch --nodes N \
+             --no-kill --wrap '…'`";
+        return Err(HostError(problem.to_owned()));
     };
     let names = scontrol(&["show", "hostnames", &nodes])?;
     let shown = scontrol(&["--oneliner", "show", "node", &nodes])?;
@@ -46,8 +45,7 @@ pub fn nodes() -> Result<Vec<Node>, HostError> {
 }
 
 fn scontrol(arguments: &[&str]) -> Result<String, HostError> {
-    let failed =
-        |problem: String| HostError::new(&format!("cannot ask Slurm with scontrol: {problem}"));
+    let failed = |problem: String| HostError(format!("cannot ask Slurm with scontrol: {problem}"));
     let output = Command::new("scontrol").args(arguments).output();
     let output = output.map_err(|error| failed(error.to_string()))?;
     if !output.status.success() {

@@ -4,6 +4,7 @@
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::OnceLock;
 
 use super::list::Listed;
 use crate::host::{Remote, ToHost, Unreached};
@@ -23,13 +24,39 @@ const PROGRAM_BYTES: u64 = 1 << 30;
 pub struct Login<'a>(pub &'a Listed);
 
 /// The program that hosts run.
-#[derive(Debug, Clone)]
 pub struct Program {
     pub path: PathBuf,
-    /// Its SHA-256, in hexadecimal digits.
-    pub checksum: String,
+    /// Read once, by the first host that needs a copy of it.
+    content: OnceLock<Result<Content, String>>,
+}
+
+struct Content {
+    /// SHA-256, in hexadecimal digits.
+    checksum: String,
     /// Bytes.
-    pub size: u64,
+    size: u64,
+}
+
+impl Program {
+    pub fn at(path: &Path) -> Program {
+        Program {
+            path: path.to_owned(),
+            content: OnceLock::new(),
+        }
+    }
+
+    fn content(&self) -> Result<&Content, Unreached> {
+        let read = || {
+            let bytes = input::read(&self.path, PROGRAM_BYTES);
+            let bytes = bytes.map_err(|error| format!("{}: {error}", self.path.display()))?;
+            Ok(Content {
+                checksum: key::sha256(&bytes),
+                size: bytes.len() as u64,
+            })
+        };
+        let content = self.content.get_or_init(read).as_ref();
+        content.map_err(|problem| Unreached::Unstarted(problem.clone()))
+    }
 }
 
 impl Login<'_> {
@@ -50,10 +77,11 @@ impl Login<'_> {
         first: &ToHost,
         note: &dyn Fn(String),
     ) -> Result<Remote, Unreached> {
-        let place = place(program);
+        let content = program.content()?;
+        let place = place(content);
         let script = format!(
             "p=\"{place}/evenkeel\"; [ -x \"$p\" ] && [ $(wc -c <\"$p\") -eq {} ] || exit {ABSENT}; exec \"$p\" host",
-            program.size
+            content.size
         );
         let run = || {
             let mut command = ssh(self.0, &[]);
@@ -67,16 +95,16 @@ impl Login<'_> {
                 note(format!(
                     "copying the program to {} ({})",
                     self.0,
-                    bytes(program.size)
+                    bytes(content.size)
                 ));
-                self.copy(program, &place)?;
+                self.copy(program, content.size, &place)?;
                 run()
             }
             reached => reached,
         }
     }
 
-    fn copy(&self, program: &Program, place: &str) -> Result<(), Unreached> {
+    fn copy(&self, program: &Program, size: u64, place: &str) -> Result<(), Unreached> {
         let failed = |code, said: String| Unreached::Ended { code, said };
         let file = input::open(&program.path);
         let file =
@@ -85,7 +113,7 @@ impl Login<'_> {
         let script = format!(
             "c=\"{place}/copy.$$\"; trap \"rm -f \\\"$c\\\"\" EXIT; trap \"exit 1\" HUP INT TERM PIPE; mkdir -p \"{place}\" && \
              cat >\"$c\" && [ $(wc -c <\"$c\") -eq {} ] && chmod 755 \"$c\" && sync && mv \"$c\" \"{place}/evenkeel\"",
-            program.size
+            size
         );
         let copied = ssh(self.0, &[])
             .arg(shell(&script))
@@ -133,8 +161,8 @@ impl Login<'_> {
 }
 
 /// Where a host has the program, for its shell.
-fn place(program: &Program) -> String {
-    let digits = program.checksum.get(..16).unwrap_or(&program.checksum);
+fn place(content: &Content) -> String {
+    let digits = content.checksum.get(..16).unwrap_or(&content.checksum);
     format!("${{XDG_CACHE_HOME:-$HOME/.cache}}/evenkeel/bin/{digits}")
 }
 
@@ -164,14 +192,4 @@ fn ssh(host: &Listed, options: &[&str]) -> Command {
     }
     command.arg("--").arg(&host.destination);
     command
-}
-
-/// The program at a path.
-pub fn program(path: &Path) -> std::io::Result<Program> {
-    let bytes = input::read(path, PROGRAM_BYTES)?;
-    Ok(Program {
-        path: path.to_owned(),
-        checksum: key::sha256(&bytes),
-        size: bytes.len() as u64,
-    })
 }

@@ -39,6 +39,25 @@ const PROGRAM: Program = Program {
     optional: &["loss.control_tokens"],
 };
 
+const OASST: DataSet = (
+    "oasst",
+    "OpenAssistant/oasst1",
+    ["train", "validation"],
+    "ranked-replies",
+);
+const ULTRABIN: DataSet = (
+    "ultrabin",
+    "HuggingFaceH4/ultrafeedback_binarized",
+    ["train_prefs", "test_prefs"],
+    "last-messages",
+);
+const ALPACA_EVAL: DataSet = (
+    "alpacaeval",
+    "tatsu-lab/alpaca_eval",
+    ["eval", "eval"],
+    "unknown",
+);
+
 /// Data sets that upstream knows by name.
 const DATA_SETS: &[DataSet] = &[
     (
@@ -65,18 +84,8 @@ const DATA_SETS: &[DataSet] = &[
         ["train", "test"],
         "dialogue-messages",
     ),
-    (
-        "oasst",
-        "OpenAssistant/oasst1",
-        ["train", "validation"],
-        "ranked-replies",
-    ),
-    (
-        "ultrabin",
-        "HuggingFaceH4/ultrafeedback_binarized",
-        ["train_prefs", "test_prefs"],
-        "last-messages",
-    ),
+    OASST,
+    ULTRABIN,
     (
         "ultrachat",
         "HuggingFaceH4/ultrachat_200k",
@@ -107,12 +116,7 @@ const DATA_SETS: &[DataSet] = &[
         ["train", "test"],
         "numbered-responses",
     ),
-    (
-        "alpacaeval",
-        "tatsu-lab/alpaca_eval",
-        ["eval", "eval"],
-        "unknown",
-    ),
+    ALPACA_EVAL,
 ];
 
 /// Those of the legacy tree, which knows no files.
@@ -137,24 +141,9 @@ const LEGACY_DATA_SETS: &[DataSet] = &[
         ["train", "test"],
         "dialogue-marked",
     ),
-    (
-        "oasst",
-        "OpenAssistant/oasst1",
-        ["train", "validation"],
-        "ranked-replies",
-    ),
-    (
-        "ultrabin",
-        "HuggingFaceH4/ultrafeedback_binarized",
-        ["train_prefs", "test_prefs"],
-        "last-messages",
-    ),
-    (
-        "alpacaeval",
-        "tatsu-lab/alpaca_eval",
-        ["eval", "eval"],
-        "unknown",
-    ),
+    OASST,
+    ULTRABIN,
+    ALPACA_EVAL,
 ];
 
 /// Keys that only the legacy tree reads.

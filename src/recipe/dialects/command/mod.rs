@@ -182,7 +182,7 @@ pub(crate) fn parse(
     Some(understand(&found, diagnostics))
 }
 
-/// The command of words that the user typed. `text`: that of its virtual file.
+/// The command of words that the user typed.
 pub(crate) fn of_typed(typed: &Typed, diagnostics: &mut Vec<Diagnostic>) -> Option<Command> {
     if refuse_long(&typed.text, typed.file, diagnostics) {
         return None;
