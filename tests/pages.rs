@@ -41,6 +41,10 @@ const NOT_RUN: &[(&str, &str)] = &[
         "evenkeel launch examples/pytorch/",
         "needs torch; an endurance test launches it",
     ),
+    (
+        "evenkeel launch --on ssh:",
+        "needs hosts; the endurance tests have them",
+    ),
 ];
 
 /// How a command begins of which only the arguments are tested, and why.

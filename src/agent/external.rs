@@ -86,6 +86,7 @@ fn external_trainer<'a>(recipe: &'a Recipe, run: &'a Path) -> ExternalTrainer<'a
         run_dir: run,
         // Only the volume outlives a container.
         base: None,
+        most_on_a_host: u64::MAX,
     }
 }
 

@@ -5,17 +5,18 @@ use std::process::ExitCode;
 use std::str::FromStr;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::bail;
 
 use super::cluster::submit;
 use super::output::{self, say, say_commands};
-use super::place::{self, Place};
+use super::place::{self, Place, Reachable};
 use super::plan::text;
 use super::processes::{Asked, DeviceChoice, Processes};
 use super::recipe_args::{RecipeArgs, RecipeOptions, take_override};
 use super::signals::Signals;
+use super::slurm as slurm_jobs;
 use super::{
     EXIT_DRAINED, EXIT_REFUSED, EXIT_USAGE, first_set, is_kubectl_plugin, needs, next_command,
     parse_launch, refuse_unread, render, report, typed,
@@ -23,18 +24,23 @@ use super::{
 use crate::api::TrainerDevice;
 use crate::data::Phase;
 use crate::external_trainer;
+use crate::hub::Hub;
 use crate::inventory::Inventory;
 use crate::launch::Phase as RunPhase;
-use crate::launch::hosts::{Hosts, slurm};
+use crate::launch::hosts::{Hosts, Reach, slurm};
 use crate::launch::{
-    LaunchError, Launcher, Request, RunDir, RunOptions, base, continued, download, index, port,
-    prepare, run_path, with_command_of_run, with_inputs, with_snapshots,
+    LaunchError, Launcher, Request, RunDir, RunLock, RunOptions, base, continued, download, index,
+    port, prepare, requirements, run_path, with_command_of_run, with_inputs, with_snapshots,
 };
 use crate::lifecycle::End;
 use crate::lifecycle::stall::{OnStall, ProgressDeadline};
 use crate::plan::{AskedRunner, MOST_GPUS, OomPolicy, Runner};
 use crate::recipe::{self, Diagnostic, Origin, ReadError, Recipe, Spec, trainer_command};
 use crate::telemetry::{Display, Event, Mode};
+use crate::util::durable::FileError;
+
+/// Longest wait for the launcher of a node that Slurm has given up.
+const LONGEST_LOCK: Duration = Duration::from_secs(600);
 
 /// Train a recipe on this machine, or with --nodes on a cluster.
 #[derive(clap::Args)]
@@ -146,7 +152,59 @@ pub struct Args {
     #[arg(short, long)]
     quiet: bool,
     #[command(flatten)]
+    slurm: slurm_jobs::Args,
+    #[command(flatten)]
     cluster: submit::Args,
+}
+
+impl Args {
+    /// The run that is meant.
+    fn run(&self) -> RunOptions<'_> {
+        RunOptions {
+            out: self.out.as_deref(),
+            name: self.name.as_deref(),
+            resume: self.resume,
+        }
+    }
+
+    /// Where the ranks run.
+    fn place(&self) -> Place {
+        match (&self.on, self.options.nodes) {
+            (Some(place), _) => place.clone(),
+            (None, Some(_)) if slurm::is_inside() => Place::Slurm,
+            (None, Some(_)) => Place::Kubernetes,
+            (None, None) => Place::Here,
+        }
+    }
+
+    /// Refuses options that do not apply to this place.
+    fn refuse_elsewhere(&self, place: &Place) -> anyhow::Result<()> {
+        let nodes = self.options.nodes.is_some();
+        let of_cluster = match place {
+            Place::Kubernetes => {
+                needs(Some("--on k8s").filter(|_| !nodes), "--nodes")?;
+                None
+            }
+            Place::Slurm => self.cluster.flag_of_kubernetes(),
+            Place::Here | Place::Ssh(_) if nodes => bail!(
+                "`--nodes` launches on a cluster, and `--on {place}` does not; remove one of them"
+            ),
+            Place::Here | Place::Ssh(_) => self.cluster.flag(),
+        };
+        match place {
+            Place::Slurm => {
+                if let Some(flag) = of_cluster {
+                    bail!("`{flag}` applies to Kubernetes; remove it");
+                }
+            }
+            _ => {
+                needs(of_cluster, "--nodes")?;
+                needs(self.slurm.flag(), "--on slurm")?;
+            }
+        }
+        let per_node = Some("--gpus-per-node").filter(|_| self.options.gpus_per_node.is_some());
+        needs(per_node.filter(|_| !nodes), "--nodes")
+    }
 }
 
 /// Output format of a launch.
@@ -180,28 +238,18 @@ pub fn again(typed: Vec<String>, out: &Path, procs: Option<u64>) -> anyhow::Resu
 /// `typed`: the words after the program's name.
 fn run_typed(mut args: Args, typed: Vec<String>) -> anyhow::Result<ExitCode> {
     take_override(&mut args.recipe, &mut args.overrides, &args.command);
-    match &args.on {
-        Some(Place::Kubernetes) => needs(
-            Some("--on k8s").filter(|_| args.options.nodes.is_none()),
-            "--nodes",
-        )?,
-        Some(place @ (Place::Here | Place::Ssh(_) | Place::Slurm))
-            if args.options.nodes.is_some() =>
-        {
-            bail!(
-                "`--nodes` launches on a cluster, and `--on {place}` does not; remove one of them"
-            )
-        }
-        _ => {}
+    let place = args.place();
+    args.refuse_elsewhere(&place)?;
+    if place != Place::Kubernetes && is_kubectl_plugin() {
+        bail!(
+            "`kubectl evenkeel launch` needs `--nodes`; `evenkeel launch` trains on this machine"
+        );
     }
-    if args.options.nodes.is_none() {
-        let per_node = [("--gpus-per-node", args.options.gpus_per_node.is_some())];
-        needs(first_set(&per_node).or(args.cluster.flag()), "--nodes")?;
-        if is_kubectl_plugin() {
-            bail!(
-                "`kubectl evenkeel launch` needs `--nodes`; `evenkeel launch` trains on this machine"
-            );
-        }
+    if let Some(task) = slurm::later_task().filter(|_| place != Place::Kubernetes) {
+        bail!(
+            "this is task {task} of `srun`, and only one process launches; remove `srun`, and add `--on slurm` to train on all \
+             nodes"
+        );
     }
     let mut from = RecipeArgs {
         recipe: args.recipe.clone().unwrap_or_default(),
@@ -211,7 +259,7 @@ fn run_typed(mut args: Args, typed: Vec<String>) -> anyhow::Result<ExitCode> {
     let recipe = match read(&args, &from) {
         Ok(recipe) => recipe,
         // A cluster's pods have other files, and a program may download what is absent here.
-        Err(error) if from.options.nodes.is_some() || !args.command.is_empty() => {
+        Err(error) if place == Place::Kubernetes || !args.command.is_empty() => {
             return Ok(refuse_unread(&error, args.quiet));
         }
         Err(error) => {
@@ -220,8 +268,8 @@ fn run_typed(mut args: Args, typed: Vec<String>) -> anyhow::Result<ExitCode> {
             return Ok(refuse_unread(&error, args.quiet));
         }
     };
-    // Slurm starts a preempted job again with the same words.
-    if args.on == Some(Place::Slurm) && slurm::is_requeued() {
+    // Slurm starts a preempted job again with the same words, and a job's successor has them too.
+    if place == Place::Slurm && (slurm::is_requeued() || slurm::is_submitted()) {
         let again = RunOptions {
             out: args.out.as_deref(),
             name: args.name.as_deref(),
@@ -230,11 +278,47 @@ fn run_typed(mut args: Args, typed: Vec<String>) -> anyhow::Result<ExitCode> {
         let run = run_path::choose(&again, &recipe.spec);
         args.resume |= run.is_ok_and(|run| run.contains_run());
     }
+    // A resume may omit the command of the run.
+    let of_run = match args.resume && !recipe.spec.trainer.is_external() {
+        true => with_command_of_run(&args.run(), &recipe)?,
+        false => None,
+    };
+    let recipe =
+        match of_run.map(|recipe| external_trainer::launcher::completed(recipe, &Origin::Disk)) {
+            Some(Err(error)) => return Ok(refuse_unread(&error, args.quiet)),
+            Some(Ok(completed)) => completed,
+            None => recipe,
+        };
     if recipe.launcher_replaced {
         // A TrainingJob's recipe is read without the launcher.
         from.options.recipe_gpus = from.options.recipe_gpus.or(recipe.spec.batch.gpus);
     }
-    if let Some(nodes) = from.options.nodes {
+    if let (Place::Slurm, false, Some(nodes)) = (&place, slurm::is_inside(), from.options.nodes) {
+        let here = [
+            ("--procs", args.procs.is_some()),
+            ("--log", args.log != Log::Text),
+        ];
+        if let Some(flag) = first_set(&here) {
+            bail!(
+                "`{flag}` applies to a launch that trains at once, and this one is submitted; remove it"
+            );
+        }
+        return slurm_jobs::submit(
+            &slurm_jobs::Launch {
+                args: &args.slurm,
+                cluster: &args.cluster,
+                from: &from,
+                recipe: &recipe,
+                run: args.run(),
+                typed: &typed,
+                rank_memory: args.rank_memory,
+                on_cpu: args.device == DeviceChoice::Cpu,
+                quiet: args.quiet,
+            },
+            nodes,
+        );
+    }
+    if let Some(nodes) = from.options.nodes.filter(|_| place == Place::Kubernetes) {
         let here = [
             ("--procs", args.procs.is_some()),
             ("--out", args.out.is_some()),
@@ -325,34 +409,44 @@ fn read(args: &Args, from: &RecipeArgs) -> Result<Recipe, ReadError> {
 /// The training processes and their devices.
 fn processes(
     args: &Args,
-    recipe: &Recipe,
+    external: bool,
     inventory: &Inventory,
     hosts: Option<&Hosts>,
 ) -> anyhow::Result<Processes> {
     let asked = Asked {
         procs: args.procs,
-        world: args.options.world(),
+        // Slurm gives whole nodes.
+        world: args
+            .options
+            .world()
+            .filter(|_| args.options.nodes.is_none()),
         device: args.device,
     };
     match hosts {
-        Some(hosts) => asked.on_hosts(hosts),
-        None => asked.here(recipe.spec.trainer.is_external(), inventory),
+        Some(hosts) => asked.on_hosts(hosts, external),
+        None => asked.here(external, inventory),
+    }
+}
+
+/// The hosts of the place; none if it is this machine.
+fn reach(args: &Args) -> anyhow::Result<Reachable> {
+    match args.place() {
+        Place::Here | Place::Kubernetes => Ok(Reachable::default()),
+        Place::Ssh(listed) => Reachable::of_list(&listed),
+        Place::Slurm => {
+            let out = args.out.as_deref();
+            args.slurm.nodes(&args.options, out)
+        }
     }
 }
 
 /// Reaches the other machines that run the ranks, if there are any.
-fn hosts(args: &Args, external: bool, signals: &Signals) -> anyhow::Result<Option<Hosts>> {
-    let Some(place @ (Place::Ssh(_) | Place::Slurm)) = &args.on else {
+fn connect(hosts: Vec<Reach>, resumes: bool, signals: &Signals) -> anyhow::Result<Option<Hosts>> {
+    if hosts.is_empty() {
         return Ok(None);
-    };
-    if external {
-        bail!(
-            "`--on {place}` runs only the built-in trainer; an external trainer runs on several machines with `--nodes`, on a cluster"
-        );
     }
-    let (hosts, program) = (place.hosts()?, std::env::current_exe()?);
+    let program = std::env::current_exe()?;
     let (notes, noted) = channel();
-    let resumes = args.resume;
     let connecting = thread::spawn(move || Hosts::connect(&hosts, &program, resumes, &notes));
     // The channel closes when all have answered.
     loop {
@@ -380,22 +474,8 @@ fn launch(
 ) -> anyhow::Result<ExitCode> {
     let inventory = Inventory::discover();
     let signals = Signals::listen()?;
-    let mut recipe = recipe.clone();
-    let asked = RunOptions {
-        out: args.out.as_deref(),
-        name: args.name.as_deref(),
-        resume: args.resume,
-    };
-    // A resume may omit the command of the run.
-    if args.resume
-        && !recipe.spec.trainer.is_external()
-        && let Some(of_run) = with_command_of_run(&asked, &recipe)?
-    {
-        recipe = match external_trainer::launcher::completed(of_run, &Origin::Disk) {
-            Ok(completed) => completed,
-            Err(error) => return Ok(refuse_unread(&error, args.quiet)),
-        };
-    }
+    let recipe = recipe.clone();
+    let asked = args.run();
     let external = recipe.spec.trainer.is_external();
     let built_in_only = [
         ("--rank-memory", args.rank_memory.is_some()),
@@ -410,13 +490,14 @@ fn launch(
             "{script}: no such file; correct the path, or run evenkeel in the folder that it starts from"
         );
     }
-    let hosts = match hosts(args, external, &signals) {
+    let Reachable { hosts, jobs } = reach(args)?;
+    let hosts = match connect(hosts, args.resume, &signals) {
         Err(error) if matches!(error.downcast_ref(), Some(LaunchError::Stopped)) => {
             return Ok(stopped(None, &signals));
         }
         hosts => hosts?,
     };
-    let processes = processes(args, &recipe, &inventory, hosts.as_ref())?;
+    let processes = processes(args, external, &inventory, hosts.as_ref())?;
     let hosts = hosts.map(|hosts| hosts.on(processes.device));
     let ranks = processes.count;
     let spec = recipe.spec.of_world(ranks);
@@ -455,11 +536,16 @@ fn launch(
         cores: inventory.cpu.cores,
         gpus: processes.gpus.iter().map(|gpu| gpu.id.clone()).collect(),
         gpus_together: processes.together,
+        most_on_a_host: hosts.as_ref().map_or(u64::MAX, Hosts::most_on_a_host),
         resume: args.resume,
         signals: signals.count(),
     };
     let (reached, runner) = continued(&run_dir, recipe, &request)?;
-    let mut hub = args.options.hub();
+    let mut hub = match args.options.nodes {
+        // The launcher is on a node.
+        Some(_) => Hub::of_process(),
+        None => args.options.hub(),
+    };
     let memory = (device_memory, args.oom_policy);
     let planned = prepare::plan(recipe, ranks, reached, runner, memory, &hub)?;
     let devices = match &hosts {
@@ -486,10 +572,14 @@ fn launch(
         Some(hosts) => hosts.check_links()?,
         None => drop(port::free(ranks)?),
     }
-    let run_lock = run_path::acquire(run_dir, &asked, &recipe.spec)?;
+    let run_lock = acquire(run_dir, &asked, &recipe.spec, jobs.is_some(), &signals)?;
     let run_dir = run_lock.run_dir();
     if let Some(hosts) = &hosts {
         hosts.share(run_dir.path())?;
+        if external {
+            let trainer = requirements(run_dir, recipe, args.resume)?;
+            hosts.can_run(&trainer, &recipe.key("trainer.checkpoint_dir"))?;
+        }
     }
     let mut display = Display::new(mode(args));
     let downloaded = download(
@@ -566,12 +656,23 @@ fn launch(
     }
     signals.hand_over();
     let launcher = Launcher::new(&run_lock, prepared, ranks, &request, &mut display)?;
-    let stated = args.procs.or(args.options.world()).is_some();
+    let stated = args.procs.or(args.options.gpus).is_some();
     let launcher = match hosts {
         Some(hosts) => launcher.on(hosts, !stated),
         None => launcher,
     };
+    if let Some(Err(error)) = jobs.as_ref().map(|jobs| jobs.prepare_successor()) {
+        say(format_args!(
+            "warning: the run ends with this job, because the next one cannot be submitted: {error}\n"
+        ));
+    }
     let end = launcher.run();
+    if let Some(jobs) = &jobs {
+        let goes_on = matches!(end, Ok(End::Drained)) && signals.is_raised();
+        if !goes_on || jobs.is_cancelled() {
+            slurm_jobs::end(jobs);
+        }
+    }
     // From here on, an error is a failure of the run, not of the arguments.
     let end = match end {
         Err(refused @ LaunchError::Refused(_)) => return Err(refused.into()),
@@ -582,6 +683,28 @@ fn launch(
     };
     drop(display);
     finish(run_dir, &end, external)
+}
+
+/// Locks the run's directory. `waits`: a launcher on a node that is cut off may still hold it, and Slurm has started the
+/// run again elsewhere.
+fn acquire(
+    run_dir: RunDir,
+    asked: &RunOptions<'_>,
+    spec: &Spec,
+    waits: bool,
+    signals: &Signals,
+) -> anyhow::Result<RunLock> {
+    let begun = Instant::now();
+    loop {
+        match run_path::acquire(run_dir.clone(), asked, spec) {
+            Err(LaunchError::File(FileError::HeldBy { .. }))
+                if waits && begun.elapsed() < LONGEST_LOCK && !signals.is_raised() =>
+            {
+                thread::sleep(Duration::from_secs(1));
+            }
+            locked => return Ok(locked?),
+        }
+    }
 }
 
 /// Prints the result and the next step. `external`: an external trainer ran.

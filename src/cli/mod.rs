@@ -34,6 +34,7 @@ mod run_arg;
 mod schema;
 mod setup;
 mod signals;
+mod slurm;
 mod status;
 mod status_external;
 mod suggestions;

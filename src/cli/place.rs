@@ -2,12 +2,14 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use anyhow::bail;
 
-use super::processes::{Asked, DeviceChoice, Gpus, Processes};
+use super::processes::{Asked, DeviceChoice, Gpus, Processes, device_of};
 use crate::inventory::Devices;
-use crate::launch::hosts::{self, HostError, Hosts, Reach, slurm};
+use crate::launch::hosts::slurm::jobs::Jobs;
+use crate::launch::hosts::{self, Hosts, Reach};
 use crate::plan::{DeviceKind, DeviceMemory};
 use crate::util::format::count;
 
@@ -19,7 +21,7 @@ pub enum Place {
     Kubernetes,
     /// Hosts that `ssh` reaches: a list, or the file of one.
     Ssh(String),
-    /// The nodes of the Slurm allocation that this process is in.
+    /// Nodes that Slurm gives: those of the allocation that this process is in, or of jobs that are submitted.
     Slurm,
 }
 
@@ -53,17 +55,24 @@ impl fmt::Display for Place {
     }
 }
 
-impl Place {
-    /// Its hosts, if it is other machines.
-    pub fn hosts(&self) -> Result<Vec<Reach>, HostError> {
-        match self {
-            Place::Here | Place::Kubernetes => Ok(Vec::new()),
-            Place::Ssh(listed) => {
-                let listed = hosts::read(listed)?;
-                Ok(listed.into_iter().map(Reach::Ssh).collect())
-            }
-            Place::Slurm => Ok(slurm::nodes()?.into_iter().map(Reach::Slurm).collect()),
-        }
+impl Place {}
+
+/// The hosts of a place.
+#[derive(Debug, Default)]
+pub struct Reachable {
+    pub hosts: Vec<Reach>,
+    /// The jobs of Slurm that Evenkeel has submitted for the run.
+    pub jobs: Option<Arc<Jobs>>,
+}
+
+impl Reachable {
+    /// The hosts that a user names.
+    pub fn of_list(listed: &str) -> anyhow::Result<Reachable> {
+        let hosts = hosts::read(listed)?.into_iter().map(Reach::Ssh);
+        Ok(Reachable {
+            hosts: hosts.collect(),
+            jobs: None,
+        })
     }
 }
 
@@ -89,9 +98,30 @@ fn gpus(hosts: &Hosts, device: DeviceChoice) -> Gpus {
     all
 }
 
+fn refuse_more_than_slots(processes: Processes, slots: u64) -> anyhow::Result<Processes> {
+    let has = match processes.device {
+        DeviceKind::Cpu => format!("room for {}", count(slots, "process")),
+        DeviceKind::Cuda => count(slots, "GPU"),
+    };
+    let remedy = match processes.device {
+        DeviceKind::Cpu => "write `procs=N` after the name of a host for more",
+        DeviceKind::Cuda => "name more hosts, or ask for fewer",
+    };
+    if processes.count > slots {
+        bail!(
+            "the hosts have {has}, and {} were asked for; {remedy}",
+            processes.count
+        );
+    }
+    Ok(processes)
+}
+
 impl Asked {
     /// The processes of these hosts: as many as they have GPUs, else as the list says.
-    pub fn on_hosts(self, hosts: &Hosts) -> anyhow::Result<Processes> {
+    pub fn on_hosts(self, hosts: &Hosts, external: bool) -> anyhow::Result<Processes> {
+        if external {
+            return self.external_on_hosts(hosts);
+        }
         let gpus = gpus(hosts, self.device);
         let without_gpus = gpus.problem.is_some() || self.device == DeviceChoice::Cpu;
         let slots = hosts.slots_on(DeviceKind::Cpu);
@@ -104,21 +134,26 @@ impl Asked {
             _ => self,
         };
         let processes = asked.built_in(gpus)?;
-        if processes.device == DeviceKind::Cpu && processes.count > slots {
-            bail!(
-                "the hosts have room for {}, and {} were asked for; write `procs=N` after the name of a host for more",
-                count(slots, "process"),
-                processes.count
-            );
-        }
-        Ok(processes)
+        refuse_more_than_slots(processes, slots)
+    }
+
+    /// The processes of an external trainer, each on one GPU if the hosts have any.
+    fn external_on_hosts(self, hosts: &Hosts) -> anyhow::Result<Processes> {
+        let gpus = hosts.slots_on(DeviceKind::Cuda);
+        let device = device_of(gpus > 0);
+        let slots = hosts.slots_on(device);
+        let processes = Processes {
+            device,
+            ..self.external(slots)?
+        };
+        refuse_more_than_slots(processes, slots)
     }
 }
 
 /// The memory of the devices of these hosts: that of the smallest.
 pub fn memory(hosts: &Hosts, processes: &Processes) -> Option<DeviceMemory> {
     if processes.device == DeviceKind::Cuda {
-        let devices = processes.gpus.clone();
+        let devices = gpus(hosts, DeviceChoice::Cuda).devices;
         return Devices::Gpus { devices }.memory().map(DeviceMemory::Each);
     }
     hosts

@@ -151,7 +151,7 @@ impl Asked {
     }
 
     /// The processes of an external trainer: one for each GPU of this machine, unless stated.
-    fn external(self, gpus: u64) -> anyhow::Result<Processes> {
+    pub fn external(self, gpus: u64) -> anyhow::Result<Processes> {
         Ok(Processes {
             count: self.stated()?.unwrap_or(gpus.clamp(1, MOST_GPUS)),
             device: device_of(gpus > 0 || self.world.is_some()),
@@ -231,7 +231,7 @@ impl Asked {
     }
 }
 
-fn device_of(uses_gpus: bool) -> DeviceKind {
+pub fn device_of(uses_gpus: bool) -> DeviceKind {
     if uses_gpus {
         DeviceKind::Cuda
     } else {

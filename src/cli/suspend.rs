@@ -10,7 +10,7 @@ use super::cluster::{cancel, suspend};
 use super::output::{line, say};
 use super::recipe_args::STANDARD_INPUT;
 use super::run_arg::{Found, Target, refuse_for_job};
-use super::{EXIT_REFUSED, launch};
+use super::{EXIT_REFUSED, launch, slurm};
 use crate::launch::{Phase, RunDir, RunLock, Stop, Wanted};
 use crate::plan::MOST_GPUS;
 
@@ -57,7 +57,15 @@ pub fn cancel(args: SuspendArgs) -> anyhow::Result<ExitCode> {
 }
 
 fn stop(args: SuspendArgs, stop: Stop) -> anyhow::Result<ExitCode> {
-    let run_dir = match args.target.find(true)? {
+    let found = args.target.find(true);
+    if found.is_err() && stop == Stop::Cancel && slurm::cancel_queued(&args.target.name())? {
+        line(format_args!(
+            "{} is cancelled before it has begun",
+            args.target.name()
+        ))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let run_dir = match found? {
         Found::Run(run_dir) => run_dir,
         Found::Job(job) => {
             refuse_for_job(args.timeout.map(|_| "--timeout"))?;
@@ -73,6 +81,7 @@ fn stop(args: SuspendArgs, stop: Stop) -> anyhow::Result<ExitCode> {
         wait(&run_dir, request, args.timeout.unwrap_or(300))?;
         Some(request)
     } else {
+        slurm::end_queued(&run_dir)?;
         None
     };
     if stop == Stop::Cancel {

@@ -22,6 +22,7 @@ pub fn command(
         recipe,
         run_dir: Path::new("."),
         base: None,
+        most_on_a_host: u64::MAX,
     };
     let call = trainer.call(0, plan, None)?;
     let mut notes = notes(recipe, call);

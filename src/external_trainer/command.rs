@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{Access, access};
 use serde::{Deserialize, Serialize};
 
 use super::{checkpoints, choice, conversion, resume};
@@ -25,6 +26,8 @@ pub struct ExternalTrainer<'a> {
     /// Working directory and base of relative paths. `None` in a container, whose own disk does not
     /// outlive it.
     pub base: Option<&'a Path>,
+    /// Most ranks that one machine runs, unless the ranks are fewer.
+    pub most_on_a_host: u64,
 }
 
 /// The command of one generation; every rank starts it.
@@ -90,7 +93,7 @@ pub enum ExternalTrainerError {
     )]
     NotUniversal { checkpoint: PathBuf, ranks: u64 },
     #[error(
-        "{ranks} ranks of this machine have only the devices {devices} (`CUDA_VISIBLE_DEVICES`, `gpu_ids` or `--include`); name one for each, or remove it"
+        "{ranks} ranks of one machine have only the devices {devices} (`CUDA_VISIBLE_DEVICES`, `gpu_ids` or `--include`); name one for each, or remove it"
     )]
     Devices { ranks: u64, devices: String },
     /// The trainer's resume arguments are unknown.
@@ -303,7 +306,7 @@ impl ExternalTrainer<'_> {
     fn refuse_too_few_devices(&self, plan: &Plan) -> Result<(), ExternalTrainerError> {
         let environment = &self.recipe.spec.trainer.environment;
         let devices = environment.get("CUDA_VISIBLE_DEVICES");
-        let ranks = plan.facts.world_size;
+        let ranks = plan.facts.world_size.min(self.most_on_a_host);
         match devices.map(String::as_str) {
             // Without a device the ranks compute on the CPU.
             None | Some("" | "-1") => Ok(()),
@@ -352,6 +355,21 @@ impl Call {
         let paths = paths.into_iter();
         paths.filter_map(|(name, path)| Some((name, path?.as_path())))
     }
+}
+
+/// Why no process can start this program in the working directory `base`; `None`: it can.
+pub fn cannot_start(base: &Path, program: &str) -> Option<String> {
+    if !base.is_dir() {
+        return Some(format!("there is no directory {}", base.display()));
+    }
+    let runs = |path: &Path| path.is_file() && access(path, Access::EXEC_OK).is_ok();
+    if program.contains('/') {
+        let runs = runs(&base.join(program));
+        return (!runs).then(|| format!("`{program}` is not an executable program"));
+    }
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let found = std::env::split_paths(&path).any(|directory| runs(&directory.join(program)));
+    (!found).then(|| format!("`{program}` is not an executable program in PATH"))
 }
 
 /// The newest complete checkpoint of a recipe's trainer in `directory`.
@@ -413,6 +431,7 @@ mod tests {
                 recipe: &self.recipe,
                 run_dir: self.place.path(),
                 base: Some(self.place.path()),
+                most_on_a_host: u64::MAX,
             }
         }
 
@@ -623,7 +642,7 @@ mod tests {
         assert_eq!(written, text.replace("steps\": 2", "steps\": 4"));
         assert_eq!(
             case.call(1, 4).unwrap_err(),
-            "4 ranks of this machine have only the devices 2,3 (`CUDA_VISIBLE_DEVICES`, `gpu_ids` or `--include`); name one for each, or remove it"
+            "4 ranks of one machine have only the devices 2,3 (`CUDA_VISIBLE_DEVICES`, `gpu_ids` or `--include`); name one for each, or remove it"
         );
     }
 
@@ -637,6 +656,7 @@ mod tests {
                 recipe: &case.recipe,
                 run_dir,
                 base,
+                most_on_a_host: u64::MAX,
             }
             .checkpoint_dir()
         };

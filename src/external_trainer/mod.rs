@@ -10,5 +10,5 @@ pub mod launcher;
 pub mod progress;
 pub mod resume;
 
-pub use command::{Call, ExternalCall, ExternalTrainer, ExternalTrainerError};
-pub use progress::ProgressWatch;
+pub use command::{Call, ExternalCall, ExternalTrainer, ExternalTrainerError, cannot_start};
+pub use progress::{PostServer, Progress, ProgressWatch};

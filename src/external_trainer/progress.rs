@@ -1,5 +1,5 @@
 //! Progress of an external trainer. Its sources are the `KubeflowCallback` of transformers, which posts to
-//! [`Server`]; the file that `EVENKEEL_PROGRESS` names; `trainer_state.json` in the newest checkpoint; and the
+//! [`PostServer`]; the file that `EVENKEEL_PROGRESS` names; `trainer_state.json` in the newest checkpoint; and the
 //! output of rank 0, searched with `trainer.progress_pattern`. The source with the latest step counts.
 //!
 //! Sources: transformers 5.23.0, `integrations/integration_utils.py` and `trainer_callback.py`.
@@ -18,6 +18,7 @@ use axum::http::{HeaderMap, StatusCode, header::AUTHORIZATION};
 use axum::routing::post;
 use axum::{Json, Router};
 use regex::Regex;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::lifecycle::{Generation, files};
@@ -41,7 +42,7 @@ const MOST: f64 = (1_u64 << 53) as f64;
 const SEARCHED: usize = 4 << 10;
 
 /// Progress as a trainer reports it.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Progress {
     /// Optimiser steps so far, over all restarts.
     pub step: u64,
@@ -54,12 +55,13 @@ pub struct Progress {
     pub tokens: Option<u64>,
 }
 
-/// Watches the progress of one generation on the host of rank 0.
+/// Watches the progress of one generation.
 pub struct ProgressWatch {
     file: PathBuf,
     /// The checkpoint whose progress is known: at first the one from which the generation continues.
     known: Option<PathBuf>,
-    server: Option<Server>,
+    /// The newest post to a server.
+    posted: Option<Progress>,
     pattern: Option<Regex>,
     /// The newest progress in the output.
     printed: Option<Progress>,
@@ -72,24 +74,23 @@ pub struct ProgressWatch {
 
 impl ProgressWatch {
     /// Begins to watch; `pattern` is `trainer.progress_pattern`, and `resumed` the checkpoint from which the generation
-    /// continues. Without a server, the other sources remain.
+    /// continues.
     pub fn start(
         run_dir: &Path,
         generation: u64,
         pattern: Option<&str>,
         resumed: Option<&Path>,
     ) -> ProgressWatch {
-        let directory = run_dir.join(files::generation(generation));
-        let file = directory.join(files::PROGRESS);
+        let file = run_dir
+            .join(files::generation(generation))
+            .join(files::PROGRESS);
         // A repeated start of the generation must not read the older one's.
         let _ = fs::remove_file(&file);
-        let used = std::env::var_os(SERVER).is_some();
-        let server = (!used).then(|| Server::start(&directory.join(files::PROGRESS_TOKEN)).ok());
         let now_at = Instant::now();
         ProgressWatch {
             file,
             known: resumed.map(Path::to_owned),
-            server: server.flatten(),
+            posted: None,
             // The reader has refused invalid patterns.
             pattern: pattern.and_then(|pattern| progress_pattern::compile(pattern).ok()),
             printed: None,
@@ -100,14 +101,14 @@ impl ProgressWatch {
         }
     }
 
-    /// Environment variables of the ranks.
-    pub fn variables(&self) -> Vec<(&'static str, OsString)> {
-        let mut variables = vec![("EVENKEEL_PROGRESS", self.file.clone().into())];
-        if let Some(server) = &self.server {
-            variables.push((SERVER, format!("http://{}/", server.address).into()));
-            variables.push((TOKEN, server.token.clone().into()));
-        }
-        variables
+    /// The variable of the ranks on the host of rank 0.
+    pub fn variable(&self) -> (&'static str, OsString) {
+        ("EVENKEEL_PROGRESS", self.file.clone().into())
+    }
+
+    /// Takes what rank 0 has posted on its host.
+    pub fn take_post(&mut self, progress: Progress) {
+        self.posted = Some(progress);
     }
 
     /// Searches a line of rank 0's output. The texts of a progress bar are separated by carriage returns.
@@ -136,9 +137,7 @@ impl ProgressWatch {
             self.saved(ended, checkpoint),
             self.printed.take(),
             self.written(ended),
-            self.server
-                .as_ref()
-                .and_then(|server| lock(&server.newest).take()),
+            self.posted.take(),
         ];
         let newest = sources
             .into_iter()
@@ -285,8 +284,9 @@ const SERVER: &str = "KUBEFLOW_TRAINER_SERVER_URL";
 /// The path of its token.
 const TOKEN: &str = "KUBEFLOW_TRAINER_SERVER_TOKEN";
 
-/// Answers `KubeflowCallback` on the loopback interface, until it is dropped.
-struct Server {
+/// Answers `KubeflowCallback` on the loopback interface, until it is dropped. Only rank 0 posts, but the callback needs a
+/// server wherever it is loaded.
+pub struct PostServer {
     address: SocketAddr,
     /// The file of the token.
     token: PathBuf,
@@ -294,8 +294,31 @@ struct Server {
     _runtime: tokio::runtime::Runtime,
 }
 
-impl Server {
-    fn start(token: &Path) -> io::Result<Server> {
+impl PostServer {
+    /// Starts it for the ranks of a generation from `first` on; `None` if another one is named here, or it cannot listen.
+    /// The other sources remain.
+    pub fn start(run_dir: &Path, generation: u64, first: u64) -> Option<PostServer> {
+        if std::env::var_os(SERVER).is_some() {
+            return None;
+        }
+        let directory = run_dir.join(files::generation(generation));
+        PostServer::listen(&directory.join(files::progress_token(first))).ok()
+    }
+
+    /// Environment variables of the ranks.
+    pub fn variables(&self) -> [(&'static str, OsString); 2] {
+        [
+            (SERVER, format!("http://{}/", self.address).into()),
+            (TOKEN, self.token.clone().into()),
+        ]
+    }
+
+    /// The newest post since the last call.
+    pub fn newest(&self) -> Option<Progress> {
+        lock(&self.newest).take()
+    }
+
+    fn listen(token: &Path) -> io::Result<PostServer> {
         let secret = hex(&nonce()?);
         let mut options = fs::OpenOptions::new();
         options.write(true).create(true).truncate(true).mode(0o600);
@@ -325,7 +348,7 @@ impl Server {
             .route("/", post(receive))
             .layer(DefaultBodyLimit::max(BODY));
         runtime.spawn(serve(listener, routes));
-        Ok(Server {
+        Ok(PostServer {
             address,
             token: token.to_owned(),
             newest,
@@ -383,7 +406,7 @@ mod tests {
     fn a_written_file_is_a_step_of_the_plans_batch() {
         let run_dir = tempfile::tempdir().unwrap();
         let mut watch = watch(run_dir.path());
-        let (name, file) = watch.variables().remove(0);
+        let (name, file) = watch.variable();
         assert_eq!(name, "EVENKEEL_PROGRESS");
         let mut next = |text: &str| {
             fs::write(&file, text).unwrap();
@@ -460,7 +483,7 @@ mod tests {
     fn the_source_with_the_latest_step_counts() {
         let run_dir = tempfile::tempdir().unwrap();
         let mut watch = watch(run_dir.path());
-        let (_, file) = watch.variables().remove(0);
+        let (_, file) = watch.variable();
         let mut next = |printed: u64, written: u64| {
             watch.search(&format!("step {printed}"));
             fs::write(&file, json!({"step": written}).to_string()).unwrap();
@@ -475,7 +498,7 @@ mod tests {
     fn files_are_read_at_intervals_until_the_end() {
         let run_dir = tempfile::tempdir().unwrap();
         let mut watch = watch(run_dir.path());
-        let (_, file) = watch.variables().remove(0);
+        let (_, file) = watch.variable();
         fs::write(&file, r#"{"step": 1}"#).unwrap();
         let no_checkpoint = || -> Option<PathBuf> { panic!("searched before its time") };
         assert_eq!(watch.next(&generation(), false, no_checkpoint), None);
@@ -487,7 +510,8 @@ mod tests {
     fn only_a_post_with_the_token_is_progress() {
         let run_dir = tempfile::tempdir().unwrap();
         let mut watch = watch(run_dir.path());
-        let variables = watch.variables();
+        let server = PostServer::start(run_dir.path(), 3, 0).unwrap();
+        let variables = server.variables();
         let value = |name: &str| {
             let (_, value) = variables.iter().find(|(of, _)| *of == name).unwrap();
             value.clone().into_string().unwrap()
@@ -512,8 +536,9 @@ mod tests {
             answer[9..12].to_owned()
         };
         assert_eq!(post("guess"), "401");
-        assert_eq!(watch.next(&generation(), true, || None), None);
+        assert_eq!(server.newest(), None);
         assert_eq!(post(&token), "200");
+        watch.take_post(server.newest().unwrap());
         let step = watch.next(&generation(), true, || None).unwrap();
         assert_eq!((step.step, step.samples, step.loss), (7, 112, 1.5));
         assert_eq!(step.external.unwrap().total_samples, Some(1120));

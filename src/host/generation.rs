@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
-use super::program::Start;
+use super::program::{ExternalProgram, Start};
 use super::ranks::{Event, News, RankGroup, Ranks};
 use super::remote::{RemoteRanks, Share};
 use super::silence::Silence;
 use super::stall::ExternalStall;
 use super::tail::{Tail, new_output};
-use crate::external_trainer::{ExternalCall, ProgressWatch};
+use crate::external_trainer::{ExternalCall, PostServer, ProgressWatch};
 use crate::lifecycle::protocol::{Ending, Order, Report};
 use crate::lifecycle::rank_status::{self, Cause, RankStatus, Stage};
 use crate::lifecycle::{ExternalCheckpoint, Generation, files};
@@ -34,6 +34,8 @@ pub struct HostGeneration {
     silence: Silence,
     /// Output that is shown.
     tails: Vec<Tail>,
+    /// Takes what the ranks of an external trainer on this machine post.
+    posts: Option<PostServer>,
     /// The external trainer's progress, on the host of rank 0 until its ranks have ended.
     progress: Option<(ProgressWatch, ExternalStall)>,
     /// Whether a rank has reported that it is connected to all others.
@@ -63,51 +65,63 @@ pub struct Followed {
 }
 
 impl HostGeneration {
-    /// Starts the ranks on this machine; their reports and exits go to `events`.
-    pub fn start(start: &Start<'_>, events: &Sender<Event>) -> io::Result<HostGeneration> {
-        HostGeneration::started(start, |progress| {
-            let ranks = Ranks::start(start, progress, events)?;
-            Ok(vec![Box::new(ranks)])
-        })
-    }
-
-    /// Starts the ranks of a whole world on other hosts, each with its number of ranks and their GPUs.
-    pub fn start_on(
+    /// Starts the ranks on this machine; their reports and exits go to `events`. `external`: the external trainer, if it
+    /// runs.
+    pub fn start(
         start: &Start<'_>,
-        shares: &[Share],
+        external: Option<Arc<ExternalCall>>,
         events: &Sender<Event>,
     ) -> io::Result<HostGeneration> {
-        HostGeneration::started(start, |_| {
-            let firsts = start.generation.shares().map(|(first, _)| first);
-            let start = |(share, first): (&Share, u64)| -> Box<dyn RankGroup + Send> {
-                Box::new(RemoteRanks::start(start, share, first, events))
-            };
-            Ok(shares.iter().zip(firsts).map(start).collect())
+        let watch = watch(start, external.as_deref());
+        let number = start.generation.number;
+        let posts = external.as_ref();
+        let posts = posts.and_then(|_| PostServer::start(start.run_dir, number, start.first));
+        let program = external.as_deref().map(|external| {
+            ExternalProgram::of(external)
+                .with(watch.as_ref().map(ProgressWatch::variable))
+                .with(posts.iter().flat_map(PostServer::variables))
+        });
+        let ranks = Ranks::start(start, program.as_ref(), events)?;
+        Ok(HostGeneration {
+            posts,
+            ..HostGeneration::of(start, external, watch, vec![Box::new(ranks)])
         })
     }
 
-    /// `ranks` starts them; it is given what watches an external trainer.
-    fn started(
+    /// The same for a whole world on other hosts, each with its number of ranks and their GPUs.
+    pub fn start_on(
         start: &Start<'_>,
-        ranks: impl FnOnce(Option<&ProgressWatch>) -> io::Result<Vec<Box<dyn RankGroup + Send>>>,
-    ) -> io::Result<HostGeneration> {
-        let (generation, external) = (start.generation, start.external.as_ref());
+        external: Option<Arc<ExternalCall>>,
+        shares: &[Share],
+        events: &Sender<Event>,
+    ) -> HostGeneration {
+        let watch = watch(start, external.as_deref());
+        let firsts = start.generation.shares().map(|(first, _)| first);
+        let ranks = |(share, first): (&Share, u64)| -> Box<dyn RankGroup + Send> {
+            let progress = watch.as_ref().filter(|_| first == 0);
+            let program = external.as_deref().map(ExternalProgram::of);
+            let program = program.map(|it| it.with(progress.map(ProgressWatch::variable)));
+            Box::new(RemoteRanks::start(start, program, share, first, events))
+        };
+        let ranks = shares.iter().zip(firsts).map(ranks).collect();
+        HostGeneration::of(start, external, watch, ranks)
+    }
+
+    fn of(
+        start: &Start<'_>,
+        external: Option<Arc<ExternalCall>>,
+        watch: Option<ProgressWatch>,
+        ranks: Vec<Box<dyn RankGroup + Send>>,
+    ) -> HostGeneration {
+        let generation = start.generation;
         let (number, first, count) = (generation.number, start.first, start.count);
-        // Only the host of rank 0 has its reports.
-        let progress = external.filter(|_| first == 0).map(|external| {
-            let pattern = external.recipe.spec.trainer.progress_pattern.as_deref();
-            let resumed = external.call.checkpoint.as_deref();
-            ProgressWatch::start(start.run_dir, number, pattern, resumed)
-        });
-        let ranks = ranks(progress.as_ref())?;
         let shown = if start.shows_built_in || external.is_some() {
             count
         } else {
             0
         };
-        Ok(HostGeneration {
+        HostGeneration {
             record: generation.clone(),
-            external: external.cloned(),
             first,
             ranks,
             statuses: vec![RankStatus::default(); usize::try_from(count).unwrap_or(0)],
@@ -115,10 +129,12 @@ impl HostGeneration {
                 Some(_) => Silence::of_external_trainer(count),
                 None => Silence::new(count, generation.world()),
             },
+            external,
             tails: (first..first + shown)
                 .map(|rank| Tail::of(start.run_dir, number, rank))
                 .collect(),
-            progress: progress.map(|watch| (watch, ExternalStall::new(start.progress_deadline))),
+            posts: None,
+            progress: watch.map(|watch| (watch, ExternalStall::new(start.progress_deadline))),
             begun: false,
             metrics: (start.run_dir)
                 .join(files::generation(number))
@@ -127,7 +143,7 @@ impl HostGeneration {
             leaving: None,
             trouble: None,
             settled: None,
-        })
+        }
     }
 
     /// The statuses of the ranks on this host.
@@ -195,6 +211,11 @@ impl HostGeneration {
         let status = &mut self.statuses[local];
         match &event.news {
             News::Report(report) => status.take(report),
+            News::Posted(progress) => {
+                if let Some((watch, _)) = &mut self.progress {
+                    watch.take_post(*progress);
+                }
+            }
             News::Exited(ending) => {
                 status.end(*ending, self.external.is_some() && self.trouble.is_some());
             }
@@ -221,6 +242,9 @@ impl HostGeneration {
         let (Some((watch, stall)), Some(external)) = (&mut self.progress, &self.external) else {
             return Followed::default();
         };
+        if let Some(posted) = self.posts.as_ref().and_then(PostServer::newest) {
+            watch.take_post(posted);
+        }
         let mut checkpoint = None;
         let step = watch.next(&self.record, ended, || {
             checkpoint = external.newest();
@@ -390,4 +414,17 @@ impl HostGeneration {
             )
         })
     }
+}
+
+/// What watches the external trainer, if rank 0 is among the ranks.
+fn watch(start: &Start<'_>, external: Option<&ExternalCall>) -> Option<ProgressWatch> {
+    let external = external.filter(|_| start.first == 0)?;
+    let pattern = external.recipe.spec.trainer.progress_pattern.as_deref();
+    let resumed = external.call.checkpoint.as_deref();
+    Some(ProgressWatch::start(
+        start.run_dir,
+        start.generation.number,
+        pattern,
+        resumed,
+    ))
 }

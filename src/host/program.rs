@@ -1,19 +1,20 @@
 //! The program of a rank's process: the built-in trainer or the external trainer. Both get
 //! torchrun's environment variables, so a script written for torchrun runs unchanged.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io;
 use std::os::unix::process::{CommandExt, parent_id};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::Arc;
 
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::{Signal, set_parent_process_death_signal};
+use serde::{Deserialize, Serialize};
 
+use crate::external_trainer::ExternalCall;
 use crate::external_trainer::conversion::{self, ConversionError};
-use crate::external_trainer::{Call, ExternalCall, ProgressWatch};
 use crate::lifecycle::stall::ProgressDeadline;
 use crate::lifecycle::{Generation, files};
 use crate::recipe::schema::placeholder::{self, LEFT_BRACE, OF_A_RANK, Value};
@@ -40,13 +41,55 @@ pub struct Start<'a> {
     pub gpus: &'a [String],
     /// The secret of the generation's ranks.
     pub key: &'a Key,
-    /// The external trainer; `None` for the built-in trainer.
-    pub external: Option<Arc<ExternalCall>>,
     pub progress_deadline: ProgressDeadline,
     /// URL of the bucket for checkpoints, if hosts share no run directory.
     pub bucket: Option<&'a str>,
     /// Whether the output of the built-in trainer's ranks is shown too.
     pub shows_built_in: bool,
+}
+
+/// The external trainer as each of its ranks starts it.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct ExternalProgram {
+    /// Program and arguments, without a shell, with the placeholders of a rank.
+    command: Vec<String>,
+    /// Working directory; `None`: the agent's.
+    directory: Option<PathBuf>,
+    /// The step of a checkpoint that rank 0 converts before it starts the program.
+    convert: Option<PathBuf>,
+    /// `trainer.environment`, with the placeholders of a rank.
+    environment: BTreeMap<String, String>,
+    /// Evenkeel's variables besides the plan's numbers.
+    variables: BTreeMap<String, OsString>,
+    pub drain_signal: DrainSignal,
+}
+
+impl ExternalProgram {
+    pub fn of(external: &ExternalCall) -> ExternalProgram {
+        let call = &external.call;
+        let paths = call.variables();
+        ExternalProgram {
+            command: call.command.clone(),
+            directory: call.directory.clone(),
+            convert: call.convert.clone(),
+            environment: call.environment.clone(),
+            variables: paths
+                .map(|(name, path)| (name.to_owned(), path.into()))
+                .collect(),
+            drain_signal: external.recipe.spec.trainer.drain_signal,
+        }
+    }
+
+    /// With more variables of Evenkeel.
+    pub fn with(
+        mut self,
+        variables: impl IntoIterator<Item = (&'static str, OsString)>,
+    ) -> ExternalProgram {
+        let variables = variables.into_iter();
+        self.variables
+            .extend(variables.map(|(name, value)| (name.to_owned(), value)));
+        self
+    }
 }
 
 pub(crate) fn signal(drain: DrainSignal) -> Signal {
@@ -60,10 +103,10 @@ pub(crate) fn signal(drain: DrainSignal) -> Signal {
 }
 
 /// The command of one rank. Its output goes to `log`, except for the reports that the built-in
-/// trainer writes to standard output. `progress`: what watches the external trainer, on the host of rank 0.
+/// trainer writes to standard output. `external`: the external trainer, if it runs.
 pub(crate) fn command(
     start: &Start<'_>,
-    progress: Option<&ProgressWatch>,
+    external: Option<&ExternalProgram>,
     rank: u64,
     local: u64,
     log: File,
@@ -78,7 +121,7 @@ pub(crate) fn command(
     if let Some(bucket) = start.bucket {
         command.args(["--bucket", bucket]);
     }
-    match &start.external {
+    match external {
         None => {
             command
                 .env("RAYON_NUM_THREADS", threads(start).to_string())
@@ -97,24 +140,22 @@ pub(crate) fn command(
             }
         }
         Some(external) => {
-            let call = &external.call;
-            let drain = external.recipe.spec.trainer.drain_signal;
-            if let Some(directory) = &call.directory {
+            if let Some(directory) = &external.directory {
                 command.current_dir(directory);
             }
             let variables = torchrun(start, rank, local);
             let of_rank =
                 |words: &[String]| placeholder::fill(words, |name| of_rank(&variables, name));
-            if let Some(step) = &call.convert {
+            if let Some(step) = &external.convert {
                 command.arg("--convert").arg(step);
             }
             command
-                .args(["--drain-signal", &drain.to_string()])
+                .args(["--drain-signal", &external.drain_signal.to_string()])
                 .args(["--agent", &std::process::id().to_string(), "--"])
-                .args(of_rank(&call.command))
-                .envs(own_variables(start, call))
-                .envs(progress.into_iter().flat_map(ProgressWatch::variables));
-            for (name, value) in &call.environment {
+                .args(of_rank(&external.command))
+                .envs(own_variables(start))
+                .envs(&external.variables);
+            for (name, value) in &external.environment {
                 // The generation's, which is the named port where that is free.
                 if name == MASTER_PORT {
                     continue;
@@ -166,8 +207,8 @@ fn joined(name: &str, value: String) -> OsString {
     }
 }
 
-/// Environment of an external trainer besides torchrun's variables.
-fn own_variables(start: &Start<'_>, call: &Call) -> Vec<(&'static str, OsString)> {
+/// Environment of an external trainer besides torchrun's variables and [`ExternalProgram::variables`].
+fn own_variables(start: &Start<'_>) -> Vec<(&'static str, OsString)> {
     let generation = start.generation;
     let numbers = generation.plan.variables();
     let numbers = numbers
@@ -176,8 +217,6 @@ fn own_variables(start: &Start<'_>, call: &Call) -> Vec<(&'static str, OsString)
     let mut variables: Vec<(&str, OsString)> = numbers
         .map(|(name, number)| (name, number.to_string().into()))
         .collect();
-    let paths = call.variables();
-    variables.extend(paths.map(|(name, path)| (name, path.into())));
     // As torchrun does; otherwise every rank would compute on all cores, and a rank that lost its peer might
     // wait in NCCL. Python writes its stacks when it is aborted.
     for (name, value) in [

@@ -21,8 +21,8 @@ use rustix::process::{
 };
 
 use super::OomKills;
-use super::program::{self, Start};
-use crate::external_trainer::{ProgressWatch, failure_causes};
+use super::program::{self, ExternalProgram, Start};
+use crate::external_trainer::{Progress, failure_causes};
 use crate::lifecycle::files;
 use crate::lifecycle::protocol::{Ending, Order, Report, exit};
 use crate::util::input;
@@ -43,6 +43,8 @@ pub struct Event {
 #[serde(rename_all = "snake_case")]
 pub enum News {
     Report(Box<Report>),
+    /// What an external trainer has posted on its host.
+    Posted(Progress),
     /// The rank's process ended; no more events follow.
     Exited(Ending),
 }
@@ -118,10 +120,10 @@ impl Process {
 }
 
 impl Ranks {
-    /// Starts the ranks; their reports and exits go to `events`. `progress` watches an external trainer.
+    /// Starts the ranks; their reports and exits go to `events`. `program`: the external trainer, if it runs.
     pub fn start(
         start: &Start<'_>,
-        progress: Option<&ProgressWatch>,
+        program: Option<&ExternalProgram>,
         events: &Sender<Event>,
     ) -> io::Result<Ranks> {
         let mut ranks = Ranks {
@@ -142,17 +144,17 @@ impl Ranks {
                 fs::create_dir_all(logs)?;
             }
             let written = File::create(&log)?;
-            let mut child = program::command(start, progress, rank, local, written)?.spawn()?;
+            let mut child = program::command(start, program, rank, local, written)?.spawn()?;
             let input = child.stdin.take();
             let handle = pidfd_open(Pid::from_child(&child), PidfdFlags::empty())?;
-            let external = match &start.external {
+            let external = match program {
                 None => {
                     thread::Builder::new().spawn(move || watch(child, &log, &reporter))?;
                     None
                 }
-                Some(external) => {
-                    let drain = external.recipe.spec.trainer.drain_signal;
-                    let group = Arc::new(Group::of(&child, program::signal(drain)));
+                Some(program) => {
+                    let drain = program::signal(program.drain_signal);
+                    let group = Arc::new(Group::of(&child, drain));
                     let waited = Arc::clone(&group);
                     let port = start.generation.master.port;
                     thread::Builder::new()

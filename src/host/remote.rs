@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::program::Start;
+use super::program::{ExternalProgram, Start};
 use super::ranks::{Event, RankGroup};
 use super::wire::{BEAT, Facts, FromHost, LOST, StartRanks, ToHost};
 use crate::lifecycle::generation::Address;
@@ -145,6 +145,11 @@ impl Remote {
         silent.then(|| Unreached::Silent(LOST.as_secs()))
     }
 
+    /// When ranks that it was given have ended although it could not be told, unless its own agent was killed.
+    pub fn fenced(&self) -> Instant {
+        *lock(&self.shared.heard) + LOST
+    }
+
     /// Whether it has announced its end.
     pub fn is_leaving(&self) -> bool {
         *lock(&self.shared.state) == State::Leaving
@@ -162,9 +167,21 @@ impl Remote {
         }
     }
 
-    /// A port that is free there; `None`: it does not answer, or has none.
-    pub fn port(&self) -> Option<u16> {
-        match self.ask(ToHost::Port)? {
+    /// Why this program cannot be started there in this directory; `None`: it can, or the host does not answer.
+    pub fn lacks(&self, directory: &Path, program: &str) -> Option<String> {
+        let asked = ToHost::Find {
+            directory: directory.to_owned(),
+            program: program.to_owned(),
+        };
+        match self.ask(asked)? {
+            FromHost::Found { problem } => problem,
+            _ => None,
+        }
+    }
+
+    /// A port that is free there, the named one if it is; `None`: it does not answer, or has none.
+    pub fn port(&self, named: Option<u16>) -> Option<u16> {
+        match self.ask(ToHost::Port { named })? {
             FromHost::Port { port } => Some(port).filter(|port| *port != 0),
             _ => None,
         }
@@ -226,6 +243,7 @@ impl Shared {
                 FromHost::Alive => {}
                 FromHost::Here(_)
                 | FromHost::Read { .. }
+                | FromHost::Found { .. }
                 | FromHost::Port { .. }
                 | FromHost::Connected { .. } => {
                     let _ = answer.send(message);
@@ -327,6 +345,7 @@ impl RemoteRanks {
     /// Starts the ranks from `first` on. One that cannot be started fails.
     pub fn start(
         start: &Start<'_>,
+        external: Option<ExternalProgram>,
         share: &Share,
         first: u64,
         events: &Sender<Event>,
@@ -343,6 +362,7 @@ impl RemoteRanks {
             gpus: share.gpus.clone(),
             key: start.key.reveal(),
             progress_deadline: start.progress_deadline,
+            external,
         })));
         RemoteRanks {
             host: Arc::clone(&share.host),
@@ -372,9 +392,8 @@ impl RankGroup for RemoteRanks {
         self.host.say(ToHost::Kill { rank: None });
     }
 
-    /// Only an external trainer is aborted, and no other host runs one.
     fn abort(&mut self) {
-        self.kill();
+        self.host.say(ToHost::Abort);
     }
 }
 

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use super::program::Start;
 use super::ranks::{Event, News, RankGroup, Ranks, events_into};
 use super::wire::{BEAT, CONNECT, FENCE, Facts, FromHost, StartRanks, ToHost};
+use crate::external_trainer::{self, PostServer};
 use crate::lifecycle::generation::Address;
 use crate::lifecycle::protocol::{Ending, Report, exit};
 use crate::util::{input, port};
@@ -66,6 +67,7 @@ impl Host<'_> {
             events: events_into(passed_on, Input::Rank),
             listener: None,
             ranks: None,
+            posts: None,
             generation: 0,
             running: BTreeSet::new(),
         };
@@ -107,6 +109,7 @@ impl Host<'_> {
             }
             if beaten.elapsed() >= BEAT {
                 beaten = Instant::now();
+                session.pass_posts_on()?;
                 session.say(&FromHost::Alive)?;
             }
         }
@@ -121,6 +124,8 @@ struct Session<'a, Output> {
     events: Sender<Event>,
     listener: Option<TcpListener>,
     ranks: Option<Ranks>,
+    /// Takes what the ranks of an external trainer post.
+    posts: Option<PostServer>,
     generation: u64,
     /// Ranks whose processes have not ended.
     running: BTreeSet<u64>,
@@ -143,8 +148,14 @@ impl<Output: Write> Session<'_, Output> {
                 let same = found.is_ok_and(|found| found == text.as_bytes());
                 self.say(&FromHost::Read { same })
             }
-            ToHost::Port => {
-                self.listener = port::free(Ipv4Addr::UNSPECIFIED).ok();
+            ToHost::Find { directory, program } => {
+                let problem = external_trainer::cannot_start(&directory, &program);
+                self.say(&FromHost::Found { problem })
+            }
+            ToHost::Port { named } => {
+                let all = Ipv4Addr::UNSPECIFIED;
+                let named = named.and_then(|port| TcpListener::bind((all, port)).ok());
+                self.listener = named.or_else(|| port::free(all).ok());
                 let address = self.listener.as_ref().map(TcpListener::local_addr);
                 let port = address.and_then(Result::ok).map_or(0, |it| it.port());
                 self.say(&FromHost::Port { port })
@@ -174,12 +185,17 @@ impl<Output: Write> Session<'_, Output> {
                 }
                 Ok(())
             }
+            ToHost::Abort => {
+                self.ranks.iter_mut().for_each(RankGroup::abort);
+                Ok(())
+            }
         }
     }
 
     /// Starts the ranks of a generation. Those of an earlier one are killed.
     fn start(&mut self, start: &StartRanks) -> io::Result<()> {
         self.ranks = None;
+        self.posts = None;
         // Rank 0 takes the port.
         self.listener = None;
         self.running.clear();
@@ -199,7 +215,7 @@ impl<Output: Write> Session<'_, Output> {
         }
     }
 
-    fn started(&self, ranks: &StartRanks) -> io::Result<Ranks> {
+    fn started(&mut self, ranks: &StartRanks) -> io::Result<Ranks> {
         // The ranks read it. Other hosts write the same.
         let written = ranks.generation.write(&ranks.run_dir);
         written.map_err(|error| io::Error::other(error.to_string()))?;
@@ -213,12 +229,30 @@ impl<Output: Write> Session<'_, Output> {
             cores: self.host.cores,
             gpus: &ranks.gpus,
             key: &key.map_err(|_| io::Error::other("the key of the generation is damaged"))?,
-            external: None,
             progress_deadline: ranks.progress_deadline,
             bucket: None,
             shows_built_in: false,
         };
-        Ranks::start(&start, None, &self.events)
+        let mut external = ranks.external.clone();
+        if external.is_some() {
+            let number = ranks.generation.number;
+            self.posts = PostServer::start(&ranks.run_dir, number, ranks.first);
+            let variables = self.posts.iter().flat_map(PostServer::variables);
+            external = external.map(|external| external.with(variables));
+        }
+        Ranks::start(&start, external.as_ref(), &self.events)
+    }
+
+    /// Passes on what rank 0 of an external trainer has posted.
+    fn pass_posts_on(&mut self) -> io::Result<()> {
+        let Some(progress) = self.posts.as_ref().and_then(PostServer::newest) else {
+            return Ok(());
+        };
+        self.say(&FromHost::Rank(Event {
+            generation: self.generation,
+            rank: 0,
+            news: News::Posted(progress),
+        }))
     }
 
     /// Passes an event of a rank on, after the news that the kernel has killed processes here.
@@ -226,6 +260,7 @@ impl<Output: Write> Session<'_, Output> {
         if let News::Exited(ending) = event.news
             && event.generation == self.generation
         {
+            self.pass_posts_on()?;
             self.running.remove(&event.rank);
             let is_oom_killed = self.ranks.as_ref().is_some_and(Ranks::is_oom_killed);
             if ending == Ending::Signal(9) && is_oom_killed {

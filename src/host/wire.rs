@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::program::ExternalProgram;
 use super::ranks::Event;
 use crate::inventory::Inventory;
 use crate::lifecycle::Generation;
@@ -38,8 +39,16 @@ pub enum ToHost {
         file: PathBuf,
         text: String,
     },
-    /// Asks for a free port, on which the host listens until it starts ranks; answered by [`FromHost::Port`].
-    Port,
+    /// Asks whether this program can be started in this directory; answered by [`FromHost::Found`].
+    Find {
+        directory: PathBuf,
+        program: String,
+    },
+    /// Asks for a free port, on which the host listens until it starts ranks: this one if it is free, else any. Answered by
+    /// [`FromHost::Port`].
+    Port {
+        named: Option<u16>,
+    },
     /// Asks whether these addresses are reached; answered by [`FromHost::Connected`].
     Connect {
         addresses: Vec<Address>,
@@ -54,6 +63,8 @@ pub enum ToHost {
     Kill {
         rank: Option<u64>,
     },
+    /// Lets the ranks of an external trainer write their stacks and end.
+    Abort,
     Alive,
 }
 
@@ -69,6 +80,8 @@ pub struct StartRanks {
     /// The secret of the generation's ranks ([`crate::util::key::Key::reveal`]).
     pub key: String,
     pub progress_deadline: ProgressDeadline,
+    /// The external trainer; `None`: the built-in trainer.
+    pub external: Option<ExternalProgram>,
 }
 
 /// A message from a host.
@@ -80,6 +93,10 @@ pub enum FromHost {
     /// Whether the file has the text.
     Read {
         same: bool,
+    },
+    /// Why the program cannot be started; `None`: it can.
+    Found {
+        problem: Option<String>,
     },
     /// 0: no port is free.
     Port {

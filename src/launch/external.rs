@@ -3,8 +3,6 @@
 
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Access, access};
-
 use super::{LaunchError, Planned, Prepared, Request, RunDir, RunOptions, begin, port, resume};
 use crate::external_trainer::{self, Call, ExternalTrainer};
 use crate::launch::run_path;
@@ -34,6 +32,7 @@ pub(super) fn prepare(
         recipe,
         run_dir: &place,
         base: Some(&run.base),
+        most_on_a_host: request.most_on_a_host,
     };
     let call = trainer.call(0, &planned.plan, trainer.newest())?;
     refuse_unknown_program(&call, &run.base)?;
@@ -162,24 +161,49 @@ fn refuse_existing_checkpoint(recipe: &Recipe, call: &Call) -> Result<(), Launch
 /// directory.
 fn refuse_unknown_program(call: &Call, base: &Path) -> Result<(), LaunchError> {
     let program = call.command.first().map_or("", String::as_str);
-    let runs = |path: &Path| path.is_file() && access(path, Access::EXEC_OK).is_ok();
-    let found = if program.contains('/') {
-        runs(&base.join(program))
-    } else {
-        let path = std::env::var_os("PATH").unwrap_or_default();
-        std::env::split_paths(&path).any(|directory| runs(&directory.join(program)))
-    };
-    if found {
-        return Ok(());
+    match external_trainer::cannot_start(base, program) {
+        None => Ok(()),
+        Some(problem) => Err(LaunchError::usage(format!("{problem}; give its path"))),
     }
-    Err(LaunchError::usage(format!(
-        "`{program}` is not an executable program{}; give its path",
-        if program.contains('/') {
-            ""
-        } else {
-            " in PATH"
-        }
-    )))
+}
+
+/// What every host must have to run an external trainer.
+pub struct Requirements {
+    /// Its working directory.
+    pub base: PathBuf,
+    pub program: String,
+    /// Where it writes its checkpoints.
+    pub checkpoint_dir: PathBuf,
+}
+
+/// The requirements of a recipe with an external trainer, in a new run or one that is resumed.
+pub fn requirements(
+    run_dir: &RunDir,
+    recipe: &Recipe,
+    resume: bool,
+) -> Result<Requirements, LaunchError> {
+    let base = match resume {
+        true => run_dir.run()?.base,
+        false => begin::base()?,
+    };
+    let run_dir = absolute(run_dir.path())?;
+    let trainer = ExternalTrainer {
+        recipe,
+        run_dir: &run_dir,
+        base: Some(&base),
+        most_on_a_host: u64::MAX,
+    };
+    Ok(Requirements {
+        checkpoint_dir: trainer.checkpoint_dir(),
+        program: recipe
+            .spec
+            .trainer
+            .command
+            .first()
+            .cloned()
+            .unwrap_or_default(),
+        base,
+    })
 }
 
 #[cfg(test)]

@@ -51,6 +51,8 @@ pub struct Launcher<'a> {
     hosts: Option<Hosts>,
     /// The newest change of a host, as the reason of a drain.
     host_news: Option<String>,
+    /// Until then ranks of a lost host may run on.
+    fenced: Option<Instant>,
     /// The run waits for hosts, and a warning was printed.
     waits: bool,
     program: PathBuf,
@@ -111,9 +113,9 @@ impl<'a> Launcher<'a> {
         let program = std::env::current_exe().map_err(|error| LaunchError::Program { error })?;
         let run = prepared.run;
         let mut state = prepared.state.unwrap_or_default();
-        let external = prepared
-            .external
-            .map(|recipe| ExternalRun::new(recipe, &run, run_lock.run_dir()));
+        let external = prepared.external.map(|recipe| {
+            ExternalRun::new(recipe, &run, run_lock.run_dir(), request.most_on_a_host)
+        });
         // Requests to an earlier launcher are already answered.
         state.request = run_lock.earlier_request();
         Ok(Launcher {
@@ -129,6 +131,7 @@ impl<'a> Launcher<'a> {
             gpus_together: request.gpus_together,
             hosts: None,
             host_news: None,
+            fenced: None,
             waits: false,
             program,
             state,
@@ -170,6 +173,10 @@ impl<'a> Launcher<'a> {
                 && let Some(current) = &mut self.current
             {
                 current.host.kill("stopped immediately on request");
+            }
+            if self.waits_for_lost_ranks()? {
+                self.wait()?;
+                continue;
             }
             let (action, capacity) = self.decide()?;
             match action {
@@ -505,6 +512,7 @@ impl<'a> Launcher<'a> {
         })?;
         self.waits = false;
         self.host_news = None;
+        self.fenced = None;
         let (members, shares) = self.members(world);
         let master = self.master(&members)?;
         // The ranks of earlier generations have exited; remove their unfinished files.
@@ -552,16 +560,16 @@ impl<'a> Launcher<'a> {
             cores: self.cores,
             gpus: &gpus,
             key: &Key::random().map_err(|error| LaunchError::Spawn { error })?,
-            external,
             progress_deadline: self.progress_deadline,
             bucket: None,
             shows_built_in: false,
         };
+        let events = &self.events.0;
         let host = match &self.hosts {
-            Some(_) => HostGeneration::start_on(&start, &shares, &self.events.0),
-            None => HostGeneration::start(&start, &self.events.0),
+            Some(_) => HostGeneration::start_on(&start, external, &shares, events),
+            None => HostGeneration::start(&start, external, events)
+                .map_err(|error| LaunchError::Spawn { error })?,
         };
-        let host = host.map_err(|error| LaunchError::Spawn { error })?;
         let numbers = generation.members.iter().map(|member| member.slot as usize);
         let ranks = generation
             .shares()

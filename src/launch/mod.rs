@@ -33,7 +33,7 @@ pub mod worlds;
 
 use std::path::PathBuf;
 
-pub use crate::launch::external::with_command_of_run;
+pub use crate::launch::external::{Requirements, requirements, with_command_of_run};
 pub use crate::launch::run_path::{RunLock, RunOptions};
 pub use begin::base;
 pub use download::download;

@@ -32,6 +32,8 @@ pub struct Request {
     pub gpus: Vec<String>,
     /// How many of them can train together.
     pub gpus_together: usize,
+    /// Most ranks that one machine runs, unless they are fewer.
+    pub most_on_a_host: u64,
     /// Time that ranks may take without progress.
     pub progress_deadline: ProgressDeadline,
     pub on_stall: OnStall,
@@ -54,6 +56,7 @@ impl Request {
             cores: 1,
             gpus: Vec::new(),
             gpus_together: 0,
+            most_on_a_host: u64::MAX,
             progress_deadline: ProgressDeadline::default(),
             on_stall: OnStall::default(),
             resume: false,

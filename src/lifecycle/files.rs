@@ -34,8 +34,10 @@ pub const CALL: &str = "call.json";
 pub const METRICS: &str = "metrics.jsonl";
 /// Progress that an external trainer writes.
 pub const PROGRESS: &str = "progress.json";
-/// Token of the server to which an external trainer posts its progress.
-pub const PROGRESS_TOKEN: &str = "progress.token";
+/// Token of the server to which the ranks of an external trainer post their progress, on the host whose first rank this is.
+pub fn progress_token(first: u64) -> String {
+    format!("progress-{first}.token")
+}
 /// Lock that every rank holds until its process ends, in the generation's directory.
 pub const RANKS_LOCK: &str = "ranks.lock";
 

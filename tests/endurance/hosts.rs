@@ -6,7 +6,8 @@ use std::fs;
 use serde_json::json;
 
 use super::lab::{Lab, is_possible, sh};
-use super::support::{Run, same_losses, small, stderr};
+use super::support::{Run, merge, same_losses, small, stderr};
+use super::trainers::{BATCH, Trainer, own_file, own_trainer, python, same_samples};
 
 const SSHD: &str = "/usr/sbin/sshd";
 
@@ -220,5 +221,199 @@ fn hosts_that_cannot_be_used_are_named_with_what_to_do() {
             "error: 10.9.0.2 and this machine do not share /",
             "put the run into a directory that all hosts have at the same path, with --out\n",
         ],
+    );
+}
+
+/// A script of this repository with DistributedDataParallel on gloo.
+const SCRIPT: &str = "examples/pytorch/train_ddp.py";
+
+#[test]
+fn a_pytorch_program_on_hosts_consumes_every_sample_once() {
+    let Some(python) = python("torch").filter(|_| is_possible(&[SSHD])) else {
+        return;
+    };
+    let servers = Servers::of(3);
+    let lab = &servers.0;
+    let mut trainer = own_trainer(&python, SCRIPT, &["--save-every=5"]);
+    let mut environment = servers.environment();
+    environment.insert("GLOO_SOCKET_IFNAME".to_owned(), "eth0".to_owned());
+    trainer.run = trainer.run.with_environment(environment);
+    let start = |more: &[&str], steps| {
+        let place = servers.place();
+        let arguments = trainer.arguments(&[more, &["--on", &place]].concat(), steps, "--steps");
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        trainer.run.start_in(&lab.inside(), &arguments)
+    };
+    let launched = start(&[], 1_000_000);
+    trainer.wait_for_steps(1, 8);
+    lab.power_off(3);
+    trainer.wait_for_steps(2, 8);
+    lab.link(3, "up");
+    servers.start(3, ":");
+    trainer.wait_for_steps(3, 8);
+    // Rank 0 trains there, and lives on until its host notices.
+    lab.link(1, "down");
+    trainer.wait_for_steps(4, 8);
+    assert_eq!(lab.evenkeels(1), 0, "the next generation waited for it");
+    lab.link(1, "up");
+    trainer.wait_for_steps(5, 8);
+    lab.terminate(2);
+    trainer.wait_for_steps(7, 8);
+    trainer.run.drain(launched);
+    lab.hosts().for_each(|host| lab.wait_for_none(host));
+    let last = trainer.fed().remove(&7).unwrap().into_keys().last();
+    let steps = last.unwrap() + 10;
+    let launched = start(&["--resume"], steps);
+    assert!(launched.wait().success(), "{}", trainer.run.log());
+    lab.hosts().for_each(|host| lab.wait_for_none(host));
+    assert_eq!(trainer.run.worlds(), [3, 2, 3, 2, 3, 2, 3, 3]);
+    let proofs = trainer.run.proofs();
+    assert_eq!(proofs[..2], ["3 × 4 × 1 = 12", "2 × 6 × 1 = 12"]);
+
+    let alone = own_trainer(&python, SCRIPT, &["--save-every=5"]);
+    let arguments = alone.arguments(&["--procs", "1"], steps, "--steps");
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let output = alone.run.launch(&arguments);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let apart = same_samples(&trainer.committed(), &alone.committed(), steps, BATCH).unwrap();
+    println!("{steps} steps on 3 hosts as in one process; losses apart by {apart:.1e}");
+    assert!(apart < 1e-5, "{apart}");
+}
+
+#[test]
+fn what_a_trainer_on_another_host_posts_is_shown() {
+    let modules = "torch, transformers, accelerate";
+    let Some(python) = python(modules).filter(|_| is_possible(&[SSHD])) else {
+        return;
+    };
+    let servers = Servers::of(2);
+    let folder = tempfile::tempdir().unwrap();
+    let recipe = folder.path().join("recipe.yaml");
+    let text = "per_device_train_batch_size: 6\ngradient_accumulation_steps: 1\n";
+    fs::write(&recipe, text).unwrap();
+    let words = [
+        &python.display().to_string(),
+        &own_file("tests/trainers/hf_trainer.py"),
+        "{args}",
+        "--output_dir",
+        "{checkpoint_dir}",
+        // Without checkpoints there is no `trainer_state.json`: what is shown was posted.
+        "--save_strategy=no",
+        "--use_cpu=true",
+        "--report_to=kubeflow",
+        "--logging_steps=5",
+        "--disable_tqdm=true",
+    ];
+    let mut environment = servers.environment();
+    environment.insert("GLOO_SOCKET_IFNAME".to_owned(), "eth0".to_owned());
+    let run = Run::of_file(&recipe).with_environment(environment);
+    let trainer = Trainer::new(run, words.map(str::to_owned).to_vec());
+    let place = servers.place();
+    let more = ["--recipe-gpus", "2", "--on", &place];
+    let arguments = trainer.arguments(&more, 20, "--max_steps");
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let output = trainer.run.launch_in(&servers.0.inside(), &arguments);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let status = String::from_utf8(trainer.run.call("status", &[]).stdout).unwrap();
+    let (_, progress) = status.split_once("  progress    ").unwrap();
+    assert!(progress.contains("loss "), "{progress}");
+}
+
+#[test]
+fn a_program_needs_its_files_and_its_checkpoints_on_all_hosts() {
+    if !is_possible(&[SSHD]) {
+        return;
+    }
+    let servers = Servers::of(2);
+    let lab = &servers.0;
+    // A disk of the second host only.
+    let own = tempfile::tempdir().unwrap();
+    lab.power_off(2);
+    lab.link(2, "up");
+    let place = own.path().display();
+    servers.start(2, &format!("mount -t tmpfs none {place}"));
+    let run = |more: serde_json::Value| {
+        let mut spec = json!({
+            "batch": {"global": 12, "per_device_batch_size": 4},
+            "trainer": {"resume": ["--from", "{checkpoint}"], "environment": {"MASTER_PORT": "29555"}},
+        });
+        merge(&mut spec, more);
+        Run::of(spec).with_environment(servers.environment())
+    };
+    let list = lab.file("hosts.txt");
+    fs::write(&list, "10.9.0.1 procs=2\n10.9.0.2\n").unwrap();
+    let on = format!("ssh:{}", list.display());
+    let refused = |run: Run, command: &[&str], said: [&str; 2]| {
+        let arguments = [&["--on", &on, "--"], command].concat();
+        let output = run.launch_in(&lab.inside(), &arguments);
+        assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+        assert!(!run.out().exists());
+        let error = stderr(&output);
+        for said in said {
+            assert!(error.contains(said), "{said}\n{error}");
+        }
+    };
+    let program = own.path().join("program");
+    fs::copy("/bin/sh", &program).unwrap();
+    refused(
+        run(json!({})),
+        &[program.to_str().unwrap(), "-c", "exit 0"],
+        [
+            "error: 10.9.0.2: `/",
+            "/program` is not an executable program; install it there, or launch from a directory that all hosts have\n",
+        ],
+    );
+    let checkpoints = own.path().join("checkpoints");
+    refused(
+        run(json!({"trainer": {"checkpoint_dir": checkpoints}})),
+        &["sh", "-c", "exit 0"],
+        [
+            "error: 10.9.0.2 and this machine do not share /",
+            "the trainer writes its checkpoints there; name a directory that all hosts have at the same path \
+             (trainer.checkpoint_dir)\n",
+        ],
+    );
+    let run = run(json!({}));
+    let arguments = ["--on", &on, "--", "sh", "-c", "env; echo the end"];
+    let output = run.launch_in(&lab.inside(), &arguments);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let expected = [
+        [
+            "RANK=0",
+            "LOCAL_RANK=0",
+            "LOCAL_WORLD_SIZE=2",
+            "GROUP_RANK=0",
+        ],
+        [
+            "RANK=1",
+            "LOCAL_RANK=1",
+            "LOCAL_WORLD_SIZE=2",
+            "GROUP_RANK=0",
+        ],
+        [
+            "RANK=2",
+            "LOCAL_RANK=0",
+            "LOCAL_WORLD_SIZE=1",
+            "GROUP_RANK=1",
+        ],
+    ];
+    for (rank, expected) in expected.iter().enumerate() {
+        let log = run.out().join(format!("gen-1/logs/rank-{rank}.log"));
+        let log = fs::read_to_string(log).unwrap();
+        let all = [
+            "WORLD_SIZE=3",
+            "MASTER_ADDR=10.9.0.1",
+            "MASTER_PORT=29555",
+            "the end",
+        ];
+        for line in expected.iter().chain(&all) {
+            assert!(log.lines().any(|other| other == *line), "{line}\n{log}");
+        }
+    }
+    // The output of all ranks is shown here.
+    assert!(
+        stderr(&output).contains("Rank 2: the end"),
+        "{}",
+        stderr(&output)
     );
 }

@@ -107,15 +107,21 @@ impl Lab {
         pids.split_whitespace().map(str::to_owned).collect()
     }
 
-    /// How many processes of Evenkeel a host has.
+    /// How many processes of Evenkeel a host has, with those that it has started.
     pub fn evenkeels(&self, host: u32) -> usize {
         self.of_evenkeel(host).len()
     }
 
     fn of_evenkeel(&self, host: u32) -> Vec<String> {
         let mut pids = self.processes(&format!("{}h{host}", self.name));
-        let name = |pid: &str| fs::read_to_string(format!("/proc/{pid}/comm"));
-        pids.retain(|pid| name(pid).is_ok_and(|name| name.trim() == "evenkeel"));
+        pids.retain(|pid| {
+            let process = Path::new("/proc").join(pid);
+            let name = fs::read_to_string(process.join("comm")).unwrap_or_default();
+            // The program of an external trainer has another name.
+            let variables = fs::read(process.join("environ")).unwrap_or_default();
+            let mut variables = variables.split(|byte| *byte == 0);
+            name.trim() == "evenkeel" || variables.any(|variable| variable == b"EVENKEEL_HOST=1")
+        });
         pids
     }
 

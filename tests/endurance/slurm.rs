@@ -1,5 +1,6 @@
 //! Launches inside an allocation of Slurm: its own daemons, one `slurmd` on each host of a lab.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
@@ -118,6 +119,24 @@ impl Cluster {
         self.asked("sbatch", &arguments)
     }
 
+    /// The variables of commands that ask Slurm.
+    fn environment(&self) -> BTreeMap<String, String> {
+        let conf = self.0.file("slurm.conf").display().to_string();
+        [("SLURM_CONF".to_owned(), conf)].into()
+    }
+
+    /// The numbers of the jobs in the queue, by name.
+    fn queue(&self) -> BTreeMap<String, String> {
+        let queue = self.asked("squeue", &["--noheader", "--format=%j %i"]);
+        let jobs = queue.lines().filter_map(|line| line.trim().split_once(' '));
+        jobs.map(|(name, id)| (name.to_owned(), id.to_owned()))
+            .collect()
+    }
+
+    fn wait_for_empty_queue(&self) {
+        wait_for("an empty queue", || self.queue().is_empty().then_some(()));
+    }
+
     fn state(&self, job: &str) -> String {
         self.asked(
             "squeue",
@@ -186,10 +205,167 @@ fn a_job_of_slurm_outlives_a_node_and_a_preemption() {
     lab.hosts().for_each(|node| lab.wait_for_none(node));
 }
 
+/// Waits for a world of this size, and returns the number of its generation once it trains.
+fn world(run: &Run, after: u64, size: u64) -> u64 {
+    let generation = wait_for(&format!("{size} ranks: {}", run.log()), || {
+        let state = run.state()?;
+        let rows = state["generations"].as_array()?;
+        let row = rows.iter().find(|row| {
+            row["number"].as_u64().is_some_and(|number| number > after) && row["world"] == size
+        })?;
+        row["number"].as_u64()
+    });
+    run.wait_for_steps(generation, 20);
+    generation
+}
+
+#[test]
+fn a_submitted_run_takes_the_nodes_that_slurm_gives_and_outlives_its_jobs() {
+    if !is_possible(&PROGRAMS) {
+        return;
+    }
+    let spec =
+        || small(json!({"budget": {"samples": 36_000}, "checkpoint": {"every_samples": 2400}}));
+    let alone = Run::of(spec());
+    let output = alone.launch(&["--procs", "1", "--quiet"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+
+    let cluster = Cluster::of(3);
+    let lab = &cluster.0;
+    let run = Run::of(spec()).with_environment(cluster.environment());
+    let log = run.scratch().join("job.log");
+    let output = format!("--sbatch=--output={}", log.display());
+    let inside = lab.inside();
+    let launch = ["--on", "slurm", "--nodes", "3", &output];
+    let submitted = run.launch_in(&inside, &launch);
+    assert!(submitted.status.success(), "{}", stderr(&submitted));
+    assert!(
+        stderr(&submitted)
+            .contains(" of Slurm begins on 1 node, and submits 2 more jobs of one node each\n"),
+        "{}",
+        stderr(&submitted)
+    );
+    let again = run.launch_in(&inside, &launch);
+    assert!(stderr(&again).contains("already"), "{}", stderr(&again));
+    let first = wait_for("the first job", || cluster.queue().into_keys().next());
+    let three = world(&run, 0, 3);
+    // As a job of a higher priority does it.
+    let further = &cluster.queue()[&format!("{first}-node-1")];
+    cluster.asked("scontrol", &["requeue", further]);
+    let two = world(&run, three, 2);
+    let three = world(&run, two, 3);
+    lab.power_off(nodes_of(&cluster, &format!("{first}-node-2")));
+    let two = world(&run, three, 2);
+    // As Slurm announces the time limit.
+    let job = run_job(&cluster, &first);
+    cluster.asked("scancel", &["--batch", "--signal=TERM", &job]);
+    wait_for("the next job", || {
+        (cluster.state(&job) != "RUNNING").then_some(())
+    });
+    world(&run, two, 2);
+    cluster.wait_for_empty_queue();
+    let state = run.state().unwrap();
+    assert_eq!(state["phase"]["phase"], "finished", "{state}");
+    same_losses(&alone, &run);
+    assert_eq!(run.prove()["samples"], 36_000);
+    let said = fs::read_to_string(&log).unwrap();
+    for words in [
+        "1 host of the Slurm job: n",
+        "; 2 more when Slurm gives them",
+        " has joined",
+    ] {
+        assert!(said.contains(words), "{words}\n{said}");
+    }
+    lab.hosts().for_each(|node| lab.wait_for_none(node));
+}
+
+/// The node on which a job runs.
+fn nodes_of(cluster: &Cluster, name: &str) -> u32 {
+    let node = cluster.asked("squeue", &["--noheader", "--format=%N", "--name", name]);
+    node.trim_start_matches('n').parse().unwrap()
+}
+
+/// The running job of this name.
+fn run_job(cluster: &Cluster, name: &str) -> String {
+    let options = [
+        "--noheader",
+        "--states=RUNNING",
+        "--format=%i",
+        "--name",
+        name,
+    ];
+    cluster.asked("squeue", &options)
+}
+
+#[test]
+fn what_slurm_cannot_give_is_refused_and_what_waits_can_be_cancelled() {
+    if !is_possible(&PROGRAMS) {
+        return;
+    }
+    let cluster = Cluster::of(1);
+    let inside = cluster.0.inside();
+    let run = Run::of(small(json!({}))).with_environment(cluster.environment());
+    let refused = |arguments: &[&str], said: &str| {
+        let output = run.launch_in(&inside, arguments);
+        assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+        assert!(
+            stderr(&output).contains(said),
+            "{said}\n{}",
+            stderr(&output)
+        );
+        assert!(!run.out().exists());
+    };
+    let slurm = ["--on", "slurm", "--nodes", "1"];
+    let with = |more: &[&'static str]| [&slurm[..], more].concat();
+    refused(
+        &with(&["--partition", "nowhere"]),
+        "error: cannot ask Slurm with sbatch: error: invalid partition specified: nowhere",
+    );
+    refused(
+        &with(&["--image", "x"]),
+        "error: `--image` applies to Kubernetes; remove it\n",
+    );
+    refused(
+        &["--on", "slurm", "--nodes", "2", "--min-nodes", "3"],
+        "error: the run needs 3 nodes at least, and --nodes is 2; ask for more\n",
+    );
+    let shown = run.launch_in(&inside, &with(&["--time", "1:00:00", "--dry-run"]));
+    let script = String::from_utf8_lossy(&shown.stdout).into_owned();
+    assert!(script.contains("#SBATCH --time=1:00:00\n"), "{script}");
+    // Within an allocation, and as one of its tasks.
+    let program = env!("CARGO_BIN_EXE_evenkeel");
+    let recipe = run.recipe().display();
+    let within = |options: &[&str], more: &str| {
+        let line = format!("{program} launch {recipe} {more}");
+        let output = cluster.call("srun", &[options, &["sh", "-c", &line]].concat());
+        stderr(&output)
+    };
+    let said = within(&["--nodes=1"], "--nodes 2");
+    assert!(
+        said.contains("the allocation has 1 node, and --nodes is 2"),
+        "{said}"
+    );
+    let said = within(&["--nodes=1", "--ntasks=2", "--overcommit"], "--dry-run");
+    assert!(
+        said.contains("this is task 1 of `srun`, and only one process launches"),
+        "{said}"
+    );
+    cluster.asked(
+        "scontrol",
+        &["update", "nodename=n1", "state=drain", "reason=test"],
+    );
+    let submitted = run.launch_in(&inside, &slurm);
+    assert!(submitted.status.success(), "{}", stderr(&submitted));
+    assert_eq!(cluster.queue().len(), 1);
+    let cancelled = run.call_in(&inside, "cancel");
+    assert!(cancelled.status.success(), "{}", stderr(&cancelled));
+    cluster.wait_for_empty_queue();
+}
+
 #[test]
 fn outside_of_an_allocation_the_command_that_makes_one_is_named() {
     let run = Run::of(small(json!({})));
     let output = run.launch(&["--on", "slurm"]);
     assert_eq!(output.status.code(), Some(2));
-    insta::assert_snapshot!(stderr(&output), @"error: this is not inside an allocation of Slurm, which `--on slurm` uses: give this command to `sbatch --nodes N --no-kill --wrap '…'`");
+    insta::assert_snapshot!(stderr(&output), @"error: this is not inside an allocation of Slurm; add `--nodes N` to submit the run, or start this command by `sbatch --nodes N --no-kill --wrap '…'`");
 }

@@ -250,6 +250,18 @@ impl Run {
         self.calling(name, arguments).wait_with_output().unwrap()
     }
 
+    /// As [`Self::call`], through a program that runs another one, and with the variables of the launches.
+    pub fn call_in(&self, program: &[&str], name: &str) -> Output {
+        Command::new(program[0])
+            .args(&program[1..])
+            .arg(env!("CARGO_BIN_EXE_evenkeel"))
+            .arg(name)
+            .arg(self.out())
+            .envs(&self.environment)
+            .output()
+            .unwrap()
+    }
+
     /// As [`Self::call`], in the background.
     pub fn calling(&self, name: &str, arguments: &[&str]) -> Child {
         evenkeel()

@@ -88,7 +88,7 @@ impl Trainer {
     }
 
     /// Arguments of a launch with this number of steps.
-    fn arguments(&self, more: &[&str], steps: u64, option: &str) -> Vec<String> {
+    pub fn arguments(&self, more: &[&str], steps: u64, option: &str) -> Vec<String> {
         let mut arguments: Vec<String> = more.iter().map(|&word| word.to_owned()).collect();
         arguments.push("--".to_owned());
         arguments.extend(self.command.clone());
@@ -98,7 +98,7 @@ impl Trainer {
     }
 
     /// The recorded samples of every generation. An incomplete line is skipped.
-    fn fed(&self) -> BTreeMap<u64, Fed> {
+    pub fn fed(&self) -> BTreeMap<u64, Fed> {
         let mut generations: BTreeMap<u64, Fed> = BTreeMap::new();
         let Ok(entries) = std::fs::read_dir(&self.record) else {
             return generations;
@@ -315,7 +315,7 @@ fn against_undisturbed(
 }
 
 /// A PyTorch script of this repository with these additional words.
-fn own_trainer(python: &Path, script: &str, more: &[&str]) -> Trainer {
+pub(super) fn own_trainer(python: &Path, script: &str, more: &[&str]) -> Trainer {
     let run = Run::of(json!({
         "batch": {"global": BATCH, "per_device_batch_size": 6},
         "trainer": {"resume": ["--resume={checkpoint}"], "drain_seconds": 30},

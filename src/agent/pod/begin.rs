@@ -177,11 +177,11 @@ impl PodAgent {
                 cores: self.identity.cores,
                 gpus,
                 key: &authentication::generation_key(&self.identity.key, record.number),
-                external: external.clone(),
                 progress_deadline: deadline.unwrap_or_default(),
                 bucket: self.identity.bucket.as_ref().map(Bucket::base),
                 shows_built_in: true,
             },
+            external.clone(),
             &self.events,
         )
         .map_err(|error| FileError::from_io("start ranks in", run, 0, error))?;

@@ -116,6 +116,25 @@ impl Args {
         first_set(&set).or(self.cluster.flag())
     }
 
+    /// The first set option that does not apply to jobs of Slurm.
+    pub fn flag_of_kubernetes(&self) -> Option<&'static str> {
+        let shared = Args {
+            setup: None,
+            min_nodes: None,
+            ..self.clone()
+        };
+        shared.flag()
+    }
+
+    pub fn setup(&self) -> Option<&str> {
+        self.setup.as_deref()
+    }
+
+    /// Nodes without which no world runs.
+    pub fn least_nodes(&self) -> Option<u64> {
+        self.min_nodes.map(u64::from)
+    }
+
     fn resource(&self) -> &str {
         self.resource.as_deref().unwrap_or(NVIDIA_GPU)
     }

@@ -8,10 +8,12 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::Reach;
+use super::slurm::submission;
 use super::ssh::Program;
+use super::{Called, Reach, Reached};
 use crate::host::{Facts, Remote, Share, ToHost, Unreached};
 use crate::inventory::{Device, Devices};
+use crate::launch::Requirements;
 use crate::lifecycle::Member;
 use crate::lifecycle::generation::Address;
 use crate::plan::DeviceKind;
@@ -21,13 +23,13 @@ use crate::util::{input, port};
 
 /// Pause between two attempts to reach a lost host.
 const RETRY: Duration = Duration::from_secs(5);
-/// Name of a file of the run directory, by which hosts show that they share it.
-const TOKEN: &str = ".hosts";
+/// Name of a file, by which hosts show that they share its directory.
+const TOKEN: &str = ".evenkeel-hosts";
 /// Largest such file, bytes.
 const FILE_BYTES: u64 = 4 << 20;
 
 /// The variables of the launcher that ranks get too, by the beginnings of their names.
-const PASSED_ON: [&str; 24] = [
+const PASSED_ON: [&str; 32] = [
     "PATH",
     "LD_LIBRARY_PATH",
     "PYTHON",
@@ -48,13 +50,21 @@ const PASSED_ON: [&str; 24] = [
     "MKL_",
     "RUST_",
     "AWS_",
+    "ACCELERATE_",
+    "DEEPSPEED_",
+    "DS_",
+    "WANDB_",
+    "MLFLOW_",
+    "COMET_",
+    "FI_",
+    "TRITON_",
     "http_proxy",
     "https_proxy",
     "no_proxy",
     "TZ",
 ];
-/// Of these only the host's own value is right.
-const OWN: [&str; 1] = ["CUDA_VISIBLE_DEVICES"];
+/// Of these only the host's own value is right, if it has one.
+const OWN: [&str; 2] = ["CUDA_VISIBLE_DEVICES", submission::VARIABLE];
 
 /// The hosts that a launch reaches.
 pub struct Hosts {
@@ -74,6 +84,7 @@ struct Callers {
 
 struct Host {
     reach: Reach,
+    name: String,
     /// By which the other hosts reach it too.
     address: String,
     state: State,
@@ -81,6 +92,8 @@ struct Host {
     leaves: bool,
     /// Its GPUs that ranks can take.
     gpus: Vec<Device>,
+    /// Why it has not joined, as the user knows it.
+    problem: Option<String>,
 }
 
 enum State {
@@ -92,7 +105,7 @@ enum State {
 
 struct Arrival {
     host: usize,
-    reached: Result<Remote, String>,
+    called: Called,
 }
 
 /// A file of the run directory whose text no other directory has.
@@ -106,8 +119,17 @@ struct Token {
 #[derive(Debug, PartialEq, Eq)]
 pub struct HostNews {
     pub message: String,
-    /// The number of a host that is lost with its ranks.
-    pub lost: Option<usize>,
+    /// The host that is lost with its ranks.
+    pub lost: Option<Lost>,
+}
+
+/// A host that is lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Lost {
+    /// Its number.
+    pub host: usize,
+    /// Its ranks have ended by then.
+    pub fenced: Instant,
 }
 
 /// Hosts that cannot be used, each with what to do.
@@ -142,8 +164,8 @@ impl Hosts {
             let (callers, notes) = (callers.clone(), notes.clone());
             thread::spawn(move || {
                 let note = |note: String| drop(notes.send(note));
-                let reached = callers.call(&reach, &note);
-                Host::called(reach, reached)
+                let called = callers.call(&reach, &note);
+                Host::called(reach, called)
             })
         };
         let called: Vec<_> = hosts.iter().cloned().map(call).collect();
@@ -151,8 +173,8 @@ impl Hosts {
         for called in called {
             match called.join() {
                 Ok((host, problem)) => {
+                    problems.extend(problem.filter(|_| !host.reach.may_come_later()));
                     hosts.push(host);
-                    problems.extend(problem);
                 }
                 Err(_) => problems.push("a host could not be called".to_owned()),
             }
@@ -195,6 +217,12 @@ impl Hosts {
         self.slots_on(self.device)
     }
 
+    /// Ranks that the largest host can run.
+    pub fn most_on_a_host(&self) -> u64 {
+        let slots = self.hosts.iter().map(|host| host.slots(self.device));
+        slots.max().unwrap_or(u64::MAX)
+    }
+
     /// The same if they compute there.
     pub fn slots_on(&self, device: DeviceKind) -> u64 {
         let there = self.hosts.iter().filter(|host| host.is_usable());
@@ -212,6 +240,34 @@ impl Hosts {
 
     /// Refuses hosts that do not have the run's directory, at the same path.
     pub fn share(&self, run_dir: &Path) -> Result<(), Unreachable> {
+        let remedy =
+            "put the run into a directory that all hosts have at the same path, with --out";
+        self.share_directory(run_dir, remedy)
+    }
+
+    /// Refuses hosts on which an external trainer cannot start, or whose checkpoints the others do not see. `key`: that of
+    /// the checkpoints' directory in the recipe.
+    pub fn can_run(&self, trainer: &Requirements, key: &str) -> Result<(), Unreachable> {
+        let lacks = |host: &Host| {
+            let problem = host.remote()?.lacks(&trainer.base, &trainer.program)?;
+            Some(format!(
+                "{}: {problem}; install it there, or launch from a directory that all hosts have",
+                host.name()
+            ))
+        };
+        let problems: Vec<String> = self.hosts.iter().filter_map(lacks).collect();
+        if !problems.is_empty() {
+            return Err(Unreachable { problems });
+        }
+        let exists = |directory: &&Path| directory.is_dir();
+        let checkpoints = trainer.checkpoint_dir.ancestors().find(exists);
+        let remedy = format!(
+            "the trainer writes its checkpoints there; name a directory that all hosts have at the same path ({key})"
+        );
+        checkpoints.map_or(Ok(()), |directory| self.share_directory(directory, &remedy))
+    }
+
+    fn share_directory(&self, run_dir: &Path, remedy: &str) -> Result<(), Unreachable> {
         let refused = |error: std::io::Error| Unreachable {
             problems: vec![format!("{}: {error}", run_dir.display())],
         };
@@ -233,8 +289,7 @@ impl Hosts {
         }
         Err(Unreachable {
             problems: vec![format!(
-                "{} and this machine do not share {}: put the run into a directory that all hosts have at the same path, \
-                 with --out",
+                "{} and this machine do not share {}: {remedy}",
                 without.join(", "),
                 run_dir.display()
             )],
@@ -253,7 +308,7 @@ impl Hosts {
     pub fn check_links(&self) -> Result<(), Unreachable> {
         let here = (self.hosts.iter().enumerate()).filter(|(_, host)| host.remote().is_some());
         let here: Vec<(&Host, Address)> = here
-            .map(|(index, host)| (host, self.address(index)))
+            .map(|(index, host)| (host, self.address(index, None)))
             .collect();
         let check = |from: &Host| {
             let others: Vec<_> = here
@@ -319,11 +374,11 @@ impl Hosts {
         members
     }
 
-    /// Where rank 0 listens if it is on this host.
-    pub fn address(&self, host: usize) -> Address {
+    /// Where rank 0 listens if it is on this host: the named port, if it is free.
+    pub fn address(&self, host: usize, named: Option<u16>) -> Address {
         let host = &self.hosts[host];
         // A taken port is an error of rank 0, and the next generation has another one.
-        let chosen = host.remote().and_then(|remote| remote.port());
+        let chosen = host.remote().and_then(|remote| remote.port(named));
         Address {
             host: host.address.clone(),
             port: chosen.unwrap_or_else(port::random),
@@ -341,21 +396,34 @@ impl Hosts {
     /// Looks at all hosts, and calls lost ones again.
     pub fn look(&mut self) -> Vec<HostNews> {
         let mut news = Vec::new();
-        while let Ok(Arrival { host, reached }) = self.arrivals.1.try_recv() {
-            let before = &self.hosts[host];
-            if !matches!(before.state, State::Called) {
+        while let Ok(Arrival {
+            host: index,
+            called,
+        }) = self.arrivals.1.try_recv()
+        {
+            let host = &mut self.hosts[index];
+            if !matches!(host.state, State::Called) {
                 continue;
             }
-            match reached {
-                Ok(remote) => {
-                    news.push(HostNews {
-                        message: format!("{} is back", before.name()),
-                        lost: None,
-                    });
-                    self.hosts[host] = Host::called(before.reach.clone(), Ok(remote)).0;
-                }
-                Err(_) => self.hosts[host].state = State::Gone(Instant::now() + RETRY),
-            }
+            let further = host.reach.may_come_later();
+            let is_reached = matches!(called, Called::Reached(_));
+            let (called, problem) = Host::called(host.reach.clone(), called);
+            let known = std::mem::replace(host, called).problem;
+            let message = if is_reached && further {
+                Some(format!("{} has joined", host.name))
+            } else if is_reached {
+                Some(format!("{} is back", host.name))
+            } else {
+                // Of one that was lost the user knows.
+                host.problem = problem.filter(|_| further);
+                host.problem
+                    .clone()
+                    .filter(|new| known.as_ref() != Some(new))
+            };
+            news.extend(message.map(|message| HostNews {
+                message,
+                lost: None,
+            }));
         }
         for index in 0..self.hosts.len() {
             let host = &mut self.hosts[index];
@@ -364,9 +432,16 @@ impl Hosts {
                     if let Some(why) = remote.loss() {
                         news.push(HostNews {
                             message: format!("{} is lost: {why}", host.name()),
-                            lost: Some(index),
+                            lost: Some(Lost {
+                                host: index,
+                                fenced: remote.fenced(),
+                            }),
                         });
                         host.state = State::Gone(Instant::now() + RETRY);
+                        if host.leaves {
+                            let reach = host.reach.clone();
+                            thread::spawn(move || reach.has_left());
+                        }
                     } else if remote.is_leaving() && !std::mem::replace(&mut host.leaves, true) {
                         news.push(HostNews {
                             message: format!("{} is about to end", host.name()),
@@ -379,17 +454,18 @@ impl Hosts {
                     let (reach, callers) = (host.reach.clone(), self.callers.clone());
                     let (token, arrivals) = (self.token.clone(), self.arrivals.0.clone());
                     thread::spawn(move || {
-                        let reached = callers.call(&reach, &|_| ());
-                        let reached = reached.map_err(|why| why.to_string());
-                        let reached = reached.and_then(|remote| match &token {
-                            Some(token) if token.is_read(&remote) != Some(true) => {
-                                Err("it does not have the run's directory".to_owned())
+                        let called = match (callers.call(&reach, &|_| ()), &token) {
+                            (Called::Reached(reached), Some(token))
+                                if token.is_read(&reached.remote) != Some(true) =>
+                            {
+                                let problem = "it does not have the run's directory";
+                                Called::Failed(Unreached::Unstarted(problem.to_owned()))
                             }
-                            _ => Ok(remote),
-                        });
+                            (called, _) => called,
+                        };
                         let _ = arrivals.send(Arrival {
                             host: index,
-                            reached,
+                            called,
                         });
                     });
                 }
@@ -409,7 +485,9 @@ impl Hosts {
 
 impl fmt::Display for Hosts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let each = self.hosts.iter().map(|host| {
+        let begin = |host: &&Host| host.remote().is_some() || !host.reach.may_come_later();
+        let begin: Vec<&Host> = self.hosts.iter().filter(begin).collect();
+        let each = begin.iter().map(|host| {
             let slots = host.slots(self.device);
             let has = match self.device {
                 DeviceKind::Cuda => count(slots, "GPU"),
@@ -418,17 +496,21 @@ impl fmt::Display for Hosts {
             format!("{} ({has})", host.name())
         });
         let each: Vec<String> = each.collect();
-        let hosts = count(self.hosts.len() as u64, "host");
+        let hosts = count(begin.len() as u64, "host");
         let by = match self.hosts.first().map(|host| &host.reach) {
-            Some(Reach::Slurm(_)) => "of the Slurm job",
+            Some(Reach::Slurm(_) | Reach::Further(..)) => "of the Slurm job",
             _ => "by SSH",
         };
-        write!(f, "{hosts} {by}: {}", each.join(", "))
+        write!(f, "{hosts} {by}: {}", each.join(", "))?;
+        match self.hosts.len() - begin.len() {
+            0 => Ok(()),
+            later => write!(f, "; {later} more when Slurm gives them"),
+        }
     }
 }
 
 impl Callers {
-    fn call(&self, reach: &Reach, note: &dyn Fn(String)) -> Result<Remote, Unreached> {
+    fn call(&self, reach: &Reach, note: &dyn Fn(String)) -> Called {
         reach.connect(&self.program, &self.first, note)
     }
 }
@@ -462,9 +544,17 @@ fn twice(hosts: &[Host]) -> Option<String> {
 
 impl Host {
     /// A host that was called, and why it is not reached.
-    fn called(reach: Reach, reached: Result<Remote, Unreached>) -> (Host, Option<String>) {
-        let (state, gpus, problem) = match reached {
-            Ok(remote) => {
+    fn called(reach: Reach, called: Called) -> (Host, Option<String>) {
+        let (mut name, mut address) = (reach.name(), String::new());
+        let gone = || State::Gone(Instant::now() + RETRY);
+        let (state, gpus, problem) = match called {
+            Called::Reached(reached) => {
+                let Reached {
+                    remote,
+                    name: found,
+                    address: at,
+                } = *reached;
+                (name, address) = (found, at);
                 let mut gpus = match remote.facts().inventory.devices() {
                     Devices::Gpus { devices } => devices,
                     Devices::CpuRanks { .. } => Vec::new(),
@@ -474,22 +564,21 @@ impl Host {
                 }
                 (State::There(Arc::new(remote)), gpus, None)
             }
-            Err(why) => {
+            Called::Waits => (gone(), Vec::new(), None),
+            Called::Failed(why) => {
                 let remedy = reach.remedy(&why);
-                let problem = format!("{} is not reached: {why}; {remedy}", reach.name());
-                (
-                    State::Gone(Instant::now() + RETRY),
-                    Vec::new(),
-                    Some(problem),
-                )
+                let problem = format!("{name} is not reached: {why}; {remedy}");
+                (gone(), Vec::new(), Some(problem))
             }
         };
         let host = Host {
-            address: reach.address(),
+            name,
+            address,
             reach,
             state,
             leaves: false,
             gpus,
+            problem: None,
         };
         (host, problem)
     }
@@ -500,7 +589,7 @@ impl Host {
         let lacks = self.remote().is_some() && has < asked;
         lacks.then(|| {
             format!(
-                "{} has {}, and `gpus={asked}` asks for more; correct the list of hosts",
+                "{} has {}, and {asked} are asked for; correct the list of hosts, or --gpus-per-node",
                 self.name(),
                 count(has, "GPU")
             )
@@ -508,7 +597,7 @@ impl Host {
     }
 
     fn name(&self) -> String {
-        self.reach.name()
+        self.name.clone()
     }
 
     fn remote(&self) -> Option<&Arc<Remote>> {

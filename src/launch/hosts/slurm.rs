@@ -1,7 +1,11 @@
-//! Hosts of a Slurm allocation, reached by a job step each (`srun`). Texts are those of Slurm 22.05.
+//! Hosts that Slurm gives: the nodes of the allocation that this process is in, each reached by a job step (`srun`), and
+//! jobs that Evenkeel submits itself ([`jobs`]). Texts are those of Slurm 22.05.
+
+pub mod jobs;
+pub mod submission;
 
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use super::list::HostError;
 use crate::host::{Remote, ToHost, Unreached};
@@ -12,14 +16,27 @@ const JOB: &str = "SLURM_JOB_ID";
 const NODES: &str = "SLURM_JOB_NODELIST";
 /// How often Slurm has requeued the job.
 const RESTARTS: &str = "SLURM_RESTART_COUNT";
+/// The array of jobs to which the job belongs.
+const ARRAY: &str = "SLURM_ARRAY_JOB_ID";
+/// The number of this process among those that `srun` has started.
+const TASK: &str = "SLURM_PROCID";
 
-/// A node of an allocation.
+/// A node of a job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Node {
     pub job: String,
     pub name: String,
     /// By which the other nodes reach it.
     pub address: String,
+    /// Options of `srun` for the step there.
+    pub step: Vec<String>,
+    /// GPUs of it that may be used; `None`: all.
+    pub gpus: Option<u64>,
+}
+
+/// Whether this process runs in an allocation.
+pub fn is_inside() -> bool {
+    std::env::var_os(JOB).is_some()
 }
 
 /// Whether Slurm has started this job again, after a preemption or a failure.
@@ -27,31 +44,71 @@ pub fn is_requeued() -> bool {
     std::env::var(RESTARTS).is_ok_and(|count| count != "0")
 }
 
-/// The nodes of the allocation that this process is in.
-pub fn nodes() -> Result<Vec<Node>, HostError> {
+/// Whether Evenkeel has submitted this job.
+pub fn is_submitted() -> bool {
+    is_inside() && std::env::var_os(submission::VARIABLE).is_some()
+}
+
+/// The number of this process if `srun` has started several; only the first one launches.
+pub fn later_task() -> Option<String> {
+    std::env::var(TASK).ok().filter(|task| task != "0")
+}
+
+/// The nodes of the allocation that this process is in. `step`: options of `srun` for them. `gpus`: those of
+/// a node that may be used; `None`: all.
+pub fn nodes(step: &[String], gpus: Option<u64>) -> Result<Vec<Node>, HostError> {
     let (Ok(job), Ok(nodes)) = (std::env::var(JOB), std::env::var(NODES)) else {
-        let problem = "this is not inside an allocation of Slurm, which `--on slurm` uses: give this command to `sbatch --nodes N \
-             --no-kill --wrap '…'`";
+        let problem = "this is not inside an allocation of Slurm; add `--nodes N` to submit the run, or start this command by \
+                       `sbatch --nodes N --no-kill --wrap '…'`";
         return Err(HostError(problem.to_owned()));
     };
-    let names = scontrol(&["show", "hostnames", &nodes])?;
-    let shown = scontrol(&["--oneliner", "show", "node", &nodes])?;
+    if let Ok(array) = std::env::var(ARRAY) {
+        return Err(HostError(format!(
+            "this is a job of the array {array}, whose jobs would all write one run; submit a job without `--array`"
+        )));
+    }
+    nodes_of(&job, &nodes, step, gpus)
+}
+
+/// These nodes of a job, which may be in Slurm's short form.
+fn nodes_of(
+    job: &str,
+    nodes: &str,
+    step: &[String],
+    gpus: Option<u64>,
+) -> Result<Vec<Node>, HostError> {
+    let names = call("scontrol", &["show", "hostnames", nodes], "")?;
+    let shown = call("scontrol", &["--oneliner", "show", "node", nodes], "")?;
     let nodes = names.split_whitespace().map(|name| Node {
-        job: job.clone(),
+        job: job.to_owned(),
         name: name.to_owned(),
         address: address(&shown, name).unwrap_or(name).to_owned(),
+        step: step.to_vec(),
+        gpus,
     });
     Ok(nodes.collect())
 }
 
-fn scontrol(arguments: &[&str]) -> Result<String, HostError> {
-    let failed = |problem: String| HostError(format!("cannot ask Slurm with scontrol: {problem}"));
-    let output = Command::new("scontrol").args(arguments).output();
-    let output = output.map_err(|error| failed(error.to_string()))?;
+/// Calls a command of Slurm with this standard input.
+fn call(program: &str, arguments: &[&str], input: &str) -> Result<String, HostError> {
+    let failed = |problem: String| HostError(format!("cannot ask Slurm with {program}: {problem}"));
+    let io = |error: std::io::Error| failed(error.to_string());
+    let mut child = Command::new(program)
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .map_err(io)?;
+    if let Some(mut standard_input) = child.stdin.take() {
+        // One that has ended says why below.
+        let _ = std::io::Write::write_all(&mut standard_input, input.as_bytes());
+    }
+    let output = child.wait_with_output().map_err(io)?;
     if !output.status.success() {
-        return Err(failed(
-            String::from_utf8_lossy(&output.stderr).trim().to_owned(),
-        ));
+        let said = String::from_utf8_lossy(&output.stderr);
+        let said = said.trim().trim_start_matches(&format!("{program}: "));
+        return Err(failed(said.to_owned()));
     }
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
@@ -76,6 +133,7 @@ impl Node {
             .args(["--jobid", &self.job, "--nodelist", &self.name])
             .args(["--nodes=1", "--ntasks=1", "--overlap", "--unbuffered"])
             .args(["--job-name=evenkeel", "--cpu-bind=none", "--quiet"])
+            .args(&self.step)
             .arg(program)
             .arg("host");
         Remote::connect(command, first)

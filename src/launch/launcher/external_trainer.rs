@@ -15,6 +15,8 @@ use crate::train::Run;
 pub(super) struct ExternalRun {
     pub(super) recipe: Recipe,
     run_dir: PathBuf,
+    /// Most ranks that one machine runs.
+    pub(super) most_on_a_host: u64,
     /// The newest checkpoint found; a newer one is progress.
     pub(super) newest: Option<ExternalCheckpoint>,
 }
@@ -24,11 +26,13 @@ impl ExternalRun {
         recipe: Recipe,
         run: &Run,
         run_dir: &RunDir,
+        most_on_a_host: u64,
     ) -> Result<ExternalRun, LaunchError> {
         let run_dir = external::absolute(run_dir.path())?;
         let mut external = ExternalRun {
             recipe,
             run_dir,
+            most_on_a_host,
             newest: None,
         };
         external.newest = external.trainer(run).newest();
@@ -40,6 +44,7 @@ impl ExternalRun {
             recipe: &self.recipe,
             run_dir: &self.run_dir,
             base: Some(&run.base),
+            most_on_a_host: self.most_on_a_host,
         }
     }
 }

@@ -1,11 +1,15 @@
 //! The hosts of a launch with `--on`: which of them run the ranks, and what follows when one is lost or comes back.
 
+use std::time::Instant;
+
 use super::Launcher;
 use crate::host::Share;
 use crate::launch::LaunchError;
-use crate::launch::hosts::{HostNews, Hosts};
+use crate::launch::hosts::{HostNews, Hosts, Lost};
+use crate::launch::port;
 use crate::lifecycle::Member;
 use crate::lifecycle::generation::Address;
+use crate::train::rank;
 
 impl Launcher<'_> {
     /// The members of the next world, with the shares of other hosts.
@@ -26,7 +30,15 @@ impl Launcher<'_> {
     /// Where rank 0 listens.
     pub(super) fn master(&mut self, members: &[Member]) -> Result<Address, LaunchError> {
         if let (Some(hosts), [first, ..]) = (&self.hosts, members) {
-            return Ok(hosts.address(first.slot as usize));
+            let named = port::named(&self.run.spec.trainer)?;
+            let address = hosts.address(first.slot as usize, named);
+            if let Some(named) = named.filter(|named| *named != address.port) {
+                self.warn(format!(
+                    "port {named} of {} cannot be used; the ranks connect through {} instead (MASTER_PORT)",
+                    address.host, address.port
+                ));
+            }
+            return Ok(address);
         }
         Ok(Address {
             host: "127.0.0.1".into(),
@@ -38,18 +50,30 @@ impl Launcher<'_> {
     pub(super) fn look_at_hosts(&mut self) {
         let news = self.hosts.as_mut().map(Hosts::look);
         for HostNews { message, lost } in news.into_iter().flatten() {
-            if let Some(host) = lost {
+            if let Some(Lost { host, fenced }) = lost {
                 self.in_trouble();
                 if let Some(current) = &mut self.current {
                     let shares = current.shares.iter().filter(|(of, _)| *of == host);
                     for (_, ranks) in shares {
                         current.host.lose(ranks.clone(), &message);
+                        self.fenced = self.fenced.max(Some(fenced));
                     }
                 }
             }
             self.warn(message.clone());
             self.host_news = Some(message);
         }
+    }
+
+    /// Whether the next generation of an external trainer must wait, because a process of a lost host may still write
+    /// checkpoints. A rank of the built-in trainer commits nothing that counts.
+    pub(super) fn waits_for_lost_ranks(&self) -> Result<bool, LaunchError> {
+        let (Some(fenced), Some(current), Some(_)) = (self.fenced, &self.current, &self.external)
+        else {
+            return Ok(false);
+        };
+        let directory = self.run_dir.generation(current.host.record.number);
+        Ok(current.host.has_ended() && Instant::now() < fenced && rank::any_alive(&directory)?)
     }
 
     /// Whether a host that is not there could make a world possible.

@@ -24,6 +24,7 @@ impl Launcher<'_> {
         }
         match &event.news {
             News::Report(report) => self.take_report(rank, report),
+            News::Posted(_) => Ok(()),
             News::Exited(ending) => {
                 if let (Ending::Signal(signal), Some(seen)) = (ending, current.host.status(rank))
                     && !seen.is_collateral()

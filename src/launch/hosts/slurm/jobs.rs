@@ -1,0 +1,242 @@
+//! The jobs of a run that Evenkeel has submitted itself, as its launcher sees them in Slurm's queue. Nothing is remembered:
+//! what is missing is submitted, whoever submitted it before.
+
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use super::submission::{Submission, VARIABLE};
+use super::{HostError, JOB, Node, call, nodes_of};
+use crate::util::lock::lock;
+
+/// Age up to which an answer of `squeue` is used again.
+const FRESH: Duration = Duration::from_secs(5);
+
+/// The jobs of the run that this process launches as its first job.
+#[derive(Debug)]
+pub struct Jobs {
+    pub submission: Submission,
+    /// GPUs of a node that may be used; `None`: all.
+    gpus: Option<u64>,
+    /// This process's own job.
+    own: String,
+    /// Options of `srun` for steps on the nodes.
+    step: Vec<String>,
+    seen: Mutex<Option<(Instant, Vec<Queued>)>>,
+}
+
+/// A job in the queue.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Queued {
+    id: String,
+    name: String,
+    /// As `squeue` writes it (`RUNNING`).
+    state: String,
+    /// In Slurm's short form; empty until it runs.
+    nodes: String,
+}
+
+impl Jobs {
+    /// `None`: this process is no job that Evenkeel has submitted. `step`: options of `srun` for steps on the nodes.
+    /// `gpus`: those of a node that may be used; `None`: all.
+    pub fn of_process(step: &[String], gpus: Option<u64>) -> Option<Jobs> {
+        let submission = std::env::var(VARIABLE).ok()?;
+        Some(Jobs {
+            submission: serde_json::from_str(&submission).ok()?,
+            own: std::env::var(JOB).ok()?,
+            step: step.to_vec(),
+            gpus,
+            seen: Mutex::new(None),
+        })
+    }
+
+    /// GPUs of a node that may be used; `None`: all.
+    pub fn gpus(&self) -> Option<u64> {
+        self.gpus
+    }
+
+    /// The nodes that the run can use besides those of the first job, by number.
+    pub fn further_nodes(&self) -> std::ops::RangeInclusive<u64> {
+        1..=self.submission.nodes.saturating_sub(self.submission.least)
+    }
+
+    /// Submits the job that takes this one's place after its end, if there is none.
+    pub fn prepare_successor(&self) -> Result<(), HostError> {
+        let name = &self.submission.name;
+        let others = queue(name)?;
+        if others.iter().any(|job| job.id != self.own) {
+            return Ok(());
+        }
+        // It waits for the end of all earlier jobs of its name, so it never runs beside a requeued one.
+        let options = ["--parsable", "--dependency=singleton"];
+        call("sbatch", &options, &self.submission.first()).map(drop)
+    }
+
+    /// A further node; `None` until Slurm gives it. Its job is submitted if there is none.
+    pub fn node(&self, number: u64) -> Result<Option<Node>, HostError> {
+        let Some(job) = self.further(number)? else {
+            call("sbatch", &["--parsable"], &self.submission.further(number))?;
+            *lock(&self.seen) = None;
+            return Ok(None);
+        };
+        if job.state != "RUNNING" {
+            return Ok(None);
+        }
+        Ok(nodes_of(&job.id, &job.nodes, &self.step, self.gpus)?.pop())
+    }
+
+    /// Ends the job of a further node that is about to end, so that another one takes its place.
+    pub fn give_up(&self, number: u64) -> Result<(), HostError> {
+        let job = self.further(number)?;
+        *lock(&self.seen) = None;
+        cancel(job.as_slice())
+    }
+
+    /// Ends all jobs of the run but this one.
+    pub fn end_others(&self) -> Result<(), HostError> {
+        let mut all = queue(&self.names())?;
+        all.retain(|job| job.id != self.own);
+        cancel(&all)
+    }
+
+    /// Whether somebody has cancelled this job: it ends now, and neither for another job nor by its time limit.
+    pub fn is_cancelled(&self) -> bool {
+        let shown = call("scontrol", &["--oneliner", "show", "job", &self.own], "");
+        shown.is_ok_and(|shown| is_cancelled(&shown))
+    }
+
+    /// The first job's name, and those of the further ones.
+    fn names(&self) -> String {
+        let further = self
+            .further_nodes()
+            .map(|node| self.submission.name_of(node));
+        let names = std::iter::once(self.submission.name.clone()).chain(further);
+        names.collect::<Vec<_>>().join(",")
+    }
+
+    fn further(&self, number: u64) -> Result<Option<Queued>, HostError> {
+        let mut seen = lock(&self.seen);
+        let is_fresh = (seen.as_ref()).is_some_and(|(at, _)| at.elapsed() < FRESH);
+        if !is_fresh {
+            *seen = Some((Instant::now(), queue(&self.names())?));
+        }
+        let name = self.submission.name_of(number);
+        let mut jobs = seen.iter().flat_map(|(_, jobs)| jobs);
+        Ok(jobs.rfind(|job| job.name == name).cloned())
+    }
+}
+
+/// Ends all jobs in the queue of the run whose first job has this name; false if there are none.
+pub fn end_all(name: &str) -> Result<bool, HostError> {
+    let all = queue("")?;
+    let of_run = |job: &Queued| {
+        let rest = job.name.strip_prefix(name);
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with("-node-"))
+    };
+    let of_run: Vec<Queued> = all.into_iter().filter(of_run).collect();
+    cancel(&of_run)?;
+    Ok(!of_run.is_empty())
+}
+
+/// The job in the queue that trains the run whose first job has this name.
+pub fn running(name: &str) -> Result<Option<String>, HostError> {
+    Ok(queue(name)?.pop().map(|job| job.id))
+}
+
+/// Submits the first job. Returns its number.
+pub fn submit(submission: &Submission) -> Result<String, HostError> {
+    let said = call("sbatch", &["--parsable"], &submission.first())?;
+    // With several clusters, the cluster's name follows.
+    Ok(said.trim().split(';').next().unwrap_or_default().to_owned())
+}
+
+/// Whether a job is cancelled, from the output of `scontrol --oneliner show job`, which hides why it ends.
+fn is_cancelled(shown: &str) -> bool {
+    let value = |key: &str| {
+        let mut words = shown.split_whitespace();
+        words.find_map(|word| word.strip_prefix(key)?.strip_prefix('='))
+    };
+    let ends = matches!(value("JobState"), Some("COMPLETING" | "CANCELLED"));
+    let is_preempted = value("PreemptTime").is_some_and(|time| time != "None");
+    let is_over = match (
+        value("RunTime").map(seconds),
+        value("TimeLimit").map(seconds),
+    ) {
+        (Some(Some(ran)), Some(Some(limit))) => ran >= limit,
+        _ => false,
+    };
+    ends && !is_preempted && !is_over
+}
+
+/// Seconds of a time as Slurm writes it (`1-02:03:04`); `None` if it has no end.
+fn seconds(time: &str) -> Option<u64> {
+    let (days, time) = time.split_once('-').unwrap_or(("0", time));
+    let mut parts = time.split(':').map(|part| part.parse::<u64>().ok());
+    let seconds = parts.try_fold(0, |sum: u64, part| Some(sum * 60 + part?))?;
+    Some(days.parse::<u64>().ok()? * 86_400 + seconds)
+}
+
+/// The user's jobs that wait, run or end. `names`: with commas between them; empty: all.
+fn queue(names: &str) -> Result<Vec<Queued>, HostError> {
+    let named = format!("--name={names}");
+    let mut options = vec!["--noheader", "--me", "--format=%i|%j|%T|%N"];
+    options.extend((!names.is_empty()).then_some(named.as_str()));
+    Ok(read_queue(&call("squeue", &options, "")?))
+}
+
+fn read_queue(said: &str) -> Vec<Queued> {
+    let job = |line: &str| {
+        let mut fields = line.split('|').map(|field| field.trim().to_owned());
+        let mut next = || fields.next();
+        Some(Queued {
+            id: next()?,
+            name: next()?,
+            state: next()?,
+            nodes: next()?,
+        })
+    };
+    let mut jobs: Vec<Queued> = said.lines().filter_map(job).collect();
+    // One that ends gives nothing any more.
+    jobs.retain(|job| job.state != "COMPLETING");
+    jobs
+}
+
+fn cancel(jobs: &[Queued]) -> Result<(), HostError> {
+    let ids: Vec<&str> = jobs.iter().map(|job| job.id.as_str()).collect();
+    if ids.is_empty() {
+        return Ok(());
+    }
+    call("scancel", &ids, "").map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_cancelled_job_is_cancelled() {
+        let cancelled = |state: &str, preempted: &str, ran: &str| {
+            let shown = format!(
+                "JobId=7 JobName=a JobState={state} Reason=None RunTime={ran} TimeLimit=1-00:00:00 PreemptTime={preempted}"
+            );
+            is_cancelled(&shown)
+        };
+        assert!(cancelled("COMPLETING", "None", "00:10:00"));
+        assert!(!cancelled("RUNNING", "None", "00:10:00"));
+        assert!(!cancelled("COMPLETING", "2026-01-02T03:04:05", "00:10:00"));
+        assert!(!cancelled("COMPLETING", "None", "1-00:00:03"));
+        assert!(is_cancelled(
+            "JobState=COMPLETING RunTime=00:00:09 TimeLimit=UNLIMITED"
+        ));
+    }
+
+    #[test]
+    fn the_queue_is_read_without_jobs_that_end() {
+        let said = "12|evenkeel-a-1|RUNNING|n[1-2]\n13|evenkeel-a-1-node-1|PENDING|\n14|x|COMPLETING|n3\n\n";
+        let jobs = read_queue(said);
+        let shown: Vec<_> = jobs
+            .iter()
+            .map(|job| (&*job.id, &*job.state, &*job.nodes))
+            .collect();
+        assert_eq!(shown, [("12", "RUNNING", "n[1-2]"), ("13", "PENDING", "")]);
+    }
+}
