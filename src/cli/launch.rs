@@ -27,6 +27,7 @@ use crate::external_trainer;
 use crate::hub::Hub;
 use crate::inventory::Inventory;
 use crate::launch::Phase as RunPhase;
+use crate::launch::hosts::slurm::submission::Submission;
 use crate::launch::hosts::{Hosts, Reach, slurm};
 use crate::launch::{
     LaunchError, Launcher, Request, RunDir, RunLock, RunOptions, base, continued, download, index,
@@ -61,6 +62,8 @@ Examples:
       sft.py --config recipe.yaml
   other machines, which share the run's directory
     evenkeel launch recipe.yaml --on ssh:h1,h2 --out /shared/run
+    evenkeel launch recipe.yaml --on slurm --nodes 8 --gpus-per-node 8 \\
+      --time 12:00:00 --out /shared/run
   a cluster
     evenkeel launch recipe.yaml --nodes 8 --gpus-per-node 8 -n training
   the newest run of the recipe again
@@ -101,8 +104,9 @@ pub struct Args {
     #[arg(long, value_enum, default_value_t = DeviceChoice::Auto)]
     device: DeviceChoice,
     /// Where the ranks run: `here`, `ssh:h1,user@h2:2222` or `ssh:FILE` for hosts that ssh reaches
-    /// (one a line, `h1 gpus=8`), `slurm` for the nodes of the allocation that this is in, `k8s` for a
-    /// cluster. Default: here, with --nodes k8s.
+    /// (one a line, `h1 gpus=8`), `slurm` for the nodes of the allocation that this is in, or with
+    /// --nodes of jobs that are submitted, `k8s` for a cluster. Default: here; with --nodes the
+    /// allocation, else k8s.
     #[arg(long, value_name = "PLACE", value_parser = Place::from_str)]
     on: Option<Place>,
     /// Name of the run, whose directory is runs/NAME unless --out sets another. Without --out,
@@ -167,11 +171,16 @@ impl Args {
         }
     }
 
+    /// Whether nodes of Slurm run the ranks.
+    pub fn is_on_slurm(&self) -> bool {
+        self.on == Some(Place::Slurm)
+    }
+
     /// Where the ranks run.
     fn place(&self) -> Place {
         match (&self.on, self.options.nodes) {
             (Some(place), _) => place.clone(),
-            (None, Some(_)) if slurm::is_inside() => Place::Slurm,
+            (None, Some(_)) if slurm::is_inside() && !is_kubectl_plugin() => Place::Slurm,
             (None, Some(_)) => Place::Kubernetes,
             (None, None) => Place::Here,
         }
@@ -180,25 +189,31 @@ impl Args {
     /// Refuses options that do not apply to this place.
     fn refuse_elsewhere(&self, place: &Place) -> anyhow::Result<()> {
         let nodes = self.options.nodes.is_some();
-        let of_cluster = match place {
+        match place {
             Place::Kubernetes => {
                 needs(Some("--on k8s").filter(|_| !nodes), "--nodes")?;
-                None
+                needs(self.slurm.flag(), "--on slurm")?;
             }
-            Place::Slurm => self.cluster.flag_of_kubernetes(),
+            Place::Slurm => {
+                if let Some(flag) = self.cluster.flag_of_kubernetes() {
+                    bail!("`{flag}` applies to Kubernetes; remove it");
+                }
+                if slurm::is_inside() && Submission::of_process()?.is_none() {
+                    self.slurm.refuse_inside(&self.cluster)?;
+                }
+            }
             Place::Here | Place::Ssh(_) if nodes => bail!(
                 "`--nodes` launches on a cluster, and `--on {place}` does not; remove one of them"
             ),
-            Place::Here | Place::Ssh(_) => self.cluster.flag(),
-        };
-        match place {
-            Place::Slurm => {
-                if let Some(flag) = of_cluster {
-                    bail!("`{flag}` applies to Kubernetes; remove it");
+            Place::Ssh(_) => {
+                let flag = self.cluster.flag().or(self.slurm.flag());
+                let per_node = self.options.gpus_per_node.map(|_| "--gpus-per-node");
+                if let Some(flag) = flag.or(per_node) {
+                    bail!("`{flag}` does not apply to `--on ssh`; remove it");
                 }
             }
-            _ => {
-                needs(of_cluster, "--nodes")?;
+            Place::Here => {
+                needs(self.cluster.flag(), "--nodes")?;
                 needs(self.slurm.flag(), "--on slurm")?;
             }
         }
@@ -241,9 +256,7 @@ fn run_typed(mut args: Args, typed: Vec<String>) -> anyhow::Result<ExitCode> {
     let place = args.place();
     args.refuse_elsewhere(&place)?;
     if place != Place::Kubernetes && is_kubectl_plugin() {
-        bail!(
-            "`kubectl evenkeel launch` needs `--nodes`; `evenkeel launch` trains on this machine"
-        );
+        bail!("`kubectl evenkeel launch` needs `--nodes`; `evenkeel launch` trains elsewhere");
     }
     if let Some(task) = slurm::later_task().filter(|_| place != Place::Kubernetes) {
         bail!(
@@ -256,7 +269,7 @@ fn run_typed(mut args: Args, typed: Vec<String>) -> anyhow::Result<ExitCode> {
         options: args.options.clone(),
         overrides: args.overrides.clone(),
     };
-    let recipe = match read(&args, &from) {
+    let mut recipe = match read(&args, &from) {
         Ok(recipe) => recipe,
         // A cluster's pods have other files, and a program may download what is absent here.
         Err(error) if place == Place::Kubernetes || !args.command.is_empty() => {
@@ -269,29 +282,31 @@ fn run_typed(mut args: Args, typed: Vec<String>) -> anyhow::Result<ExitCode> {
         }
     };
     // Slurm starts a preempted job again with the same words, and a job's successor has them too.
-    if place == Place::Slurm && (slurm::is_requeued() || slurm::is_submitted()) {
+    let is_submitted = Submission::of_process()?.is_some();
+    if place == Place::Slurm && (slurm::is_requeued() || is_submitted) {
         let again = RunOptions {
-            out: args.out.as_deref(),
-            name: args.name.as_deref(),
             resume: true,
+            ..args.run()
         };
         let run = run_path::choose(&again, &recipe.spec);
         args.resume |= run.is_ok_and(|run| run.contains_run());
     }
     // A resume may omit the command of the run.
-    let of_run = match args.resume && !recipe.spec.trainer.is_external() {
-        true => with_command_of_run(&args.run(), &recipe)?,
-        false => None,
-    };
-    let recipe =
-        match of_run.map(|recipe| external_trainer::launcher::completed(recipe, &Origin::Disk)) {
-            Some(Err(error)) => return Ok(refuse_unread(&error, args.quiet)),
-            Some(Ok(completed)) => completed,
-            None => recipe,
+    if args.resume
+        && !recipe.spec.trainer.is_external()
+        && let Some(of_run) = with_command_of_run(&args.run(), &recipe)?
+    {
+        recipe = match external_trainer::launcher::completed(of_run, &Origin::Disk) {
+            Ok(completed) => completed,
+            Err(error) => return Ok(refuse_unread(&error, args.quiet)),
         };
+    }
     if recipe.launcher_replaced {
         // A TrainingJob's recipe is read without the launcher.
         from.options.recipe_gpus = from.options.recipe_gpus.or(recipe.spec.batch.gpus);
+    }
+    if place != Place::Kubernetes {
+        refuse_for_trainer(&args, &recipe)?;
     }
     if let (Place::Slurm, false, Some(nodes)) = (&place, slurm::is_inside(), from.options.nodes) {
         let here = [
@@ -300,7 +315,8 @@ fn run_typed(mut args: Args, typed: Vec<String>) -> anyhow::Result<ExitCode> {
         ];
         if let Some(flag) = first_set(&here) {
             bail!(
-                "`{flag}` applies to a launch that trains at once, and this one is submitted; remove it"
+                "`{flag}` applies to a launch that trains at once, and this one is submitted; remove it (`evenkeel resize` \
+                 changes the ranks of a run that trains)"
             );
         }
         return slurm_jobs::submit(
@@ -406,6 +422,25 @@ fn read(args: &Args, from: &RecipeArgs) -> Result<Recipe, ReadError> {
     })
 }
 
+/// Refuses options that the trainer of the recipe does not have, and a script that is absent.
+fn refuse_for_trainer(args: &Args, recipe: &Recipe) -> anyhow::Result<()> {
+    let external = recipe.spec.trainer.is_external();
+    let built_in_only = [
+        ("--rank-memory", args.rank_memory.is_some()),
+        ("--device", args.device != DeviceChoice::Auto),
+    ];
+    if let Some(flag) = first_set(&built_in_only).filter(|_| external) {
+        bail!("{flag} applies only to the built-in trainer; remove it");
+    }
+    let script = trainer_command::script(&recipe.spec.trainer.command);
+    if let Some(script) = script.filter(|script| !args.resume && !Path::new(script).exists()) {
+        bail!(
+            "{script}: no such file; correct the path, or run evenkeel in the folder that it starts from"
+        );
+    }
+    Ok(())
+}
+
 /// The training processes and their devices.
 fn processes(
     args: &Args,
@@ -416,10 +451,7 @@ fn processes(
     let asked = Asked {
         procs: args.procs,
         // Slurm gives whole nodes.
-        world: args
-            .options
-            .world()
-            .filter(|_| args.options.nodes.is_none()),
+        world: args.options.gpus,
         device: args.device,
     };
     match hosts {
@@ -474,25 +506,20 @@ fn launch(
 ) -> anyhow::Result<ExitCode> {
     let inventory = Inventory::discover();
     let signals = Signals::listen()?;
-    let recipe = recipe.clone();
     let asked = args.run();
     let external = recipe.spec.trainer.is_external();
-    let built_in_only = [
-        ("--rank-memory", args.rank_memory.is_some()),
-        ("--device", args.device != DeviceChoice::Auto),
-    ];
-    if let Some(flag) = first_set(&built_in_only).filter(|_| external) {
-        bail!("{flag} applies only to the built-in trainer; remove it");
-    }
-    let script = trainer_command::script(&recipe.spec.trainer.command);
-    if let Some(script) = script.filter(|script| !args.resume && !Path::new(script).exists()) {
-        bail!(
-            "{script}: no such file; correct the path, or run evenkeel in the folder that it starts from"
-        );
-    }
     let Reachable { hosts, jobs } = reach(args)?;
+    let mut ending = slurm_jobs::Ending(jobs.clone());
+    ending.watch(signals.count());
+    if let Some(Err(error)) = jobs.as_ref().map(|jobs| jobs.prepare_successor()) {
+        say(format_args!(
+            "warning: the run stops with this job, because the next one cannot be submitted: {error}; `evenkeel resume` \
+             continues it\n"
+        ));
+    }
     let hosts = match connect(hosts, args.resume, &signals) {
         Err(error) if matches!(error.downcast_ref(), Some(LaunchError::Stopped)) => {
+            ending.goes_on();
             return Ok(stopped(None, &signals));
         }
         hosts => hosts?,
@@ -512,7 +539,7 @@ fn launch(
         } else {
             spec
         },
-        ..recipe
+        ..recipe.clone()
     };
     let runner = Runner::of(
         &recipe.spec,
@@ -572,7 +599,9 @@ fn launch(
         Some(hosts) => hosts.check_links()?,
         None => drop(port::free(ranks)?),
     }
-    let run_lock = acquire(run_dir, &asked, &recipe.spec, jobs.is_some(), &signals)?;
+    // A launcher on a node that is cut off may hold it still, when Slurm has started the run again elsewhere.
+    let longest = jobs.as_ref().map_or(Duration::ZERO, |_| LONGEST_LOCK);
+    let run_lock = acquire(run_dir, &asked, &recipe.spec, longest, &signals)?;
     let run_dir = run_lock.run_dir();
     if let Some(hosts) = &hosts {
         hosts.share(run_dir.path())?;
@@ -598,6 +627,7 @@ fn launch(
     let planned = match downloaded {
         Err(LaunchError::Stopped) => {
             drop(display);
+            ending.goes_on();
             let resumed = args.resume.then_some(run_dir);
             return Ok(stopped(resumed, &signals));
         }
@@ -630,6 +660,7 @@ fn launch(
     }) {
         Err(LaunchError::Stopped) => {
             drop(display);
+            ending.goes_on();
             let resumed = args.resume.then_some(run_dir);
             return Ok(stopped(resumed, &signals));
         }
@@ -661,18 +692,11 @@ fn launch(
         Some(hosts) => launcher.on(hosts, !stated),
         None => launcher,
     };
-    if let Some(Err(error)) = jobs.as_ref().map(|jobs| jobs.prepare_successor()) {
-        say(format_args!(
-            "warning: the run ends with this job, because the next one cannot be submitted: {error}\n"
-        ));
-    }
     let end = launcher.run();
-    if let Some(jobs) = &jobs {
-        let goes_on = matches!(end, Ok(End::Drained)) && signals.is_raised();
-        if !goes_on || jobs.is_cancelled() {
-            slurm_jobs::end(jobs);
-        }
+    if matches!(end, Ok(End::Drained)) && signals.is_raised() {
+        ending.goes_on();
     }
+    drop(ending);
     // From here on, an error is a failure of the run, not of the arguments.
     let end = match end {
         Err(refused @ LaunchError::Refused(_)) => return Err(refused.into()),
@@ -685,21 +709,27 @@ fn launch(
     finish(run_dir, &end, external)
 }
 
-/// Locks the run's directory. `waits`: a launcher on a node that is cut off may still hold it, and Slurm has started the
-/// run again elsewhere.
+/// Locks the run's directory. `longest`: how long to wait for another launcher that holds it.
 fn acquire(
     run_dir: RunDir,
     asked: &RunOptions<'_>,
     spec: &Spec,
-    waits: bool,
+    longest: Duration,
     signals: &Signals,
 ) -> anyhow::Result<RunLock> {
     let begun = Instant::now();
+    let mut waits = false;
     loop {
         match run_path::acquire(run_dir.clone(), asked, spec) {
-            Err(LaunchError::File(FileError::HeldBy { .. }))
-                if waits && begun.elapsed() < LONGEST_LOCK && !signals.is_raised() =>
+            Err(LaunchError::File(held @ FileError::HeldBy { .. }))
+                if begun.elapsed() < longest && !signals.is_raised() =>
             {
+                if !std::mem::replace(&mut waits, true) {
+                    say(format_args!(
+                        "note: {held}; waiting up to {} s for that\n",
+                        longest.as_secs()
+                    ));
+                }
                 thread::sleep(Duration::from_secs(1));
             }
             locked => return Ok(locked?),

@@ -55,8 +55,6 @@ impl fmt::Display for Place {
     }
 }
 
-impl Place {}
-
 /// The hosts of a place.
 #[derive(Debug, Default)]
 pub struct Reachable {
@@ -98,14 +96,17 @@ fn gpus(hosts: &Hosts, device: DeviceChoice) -> Gpus {
     all
 }
 
-fn refuse_more_than_slots(processes: Processes, slots: u64) -> anyhow::Result<Processes> {
-    let has = match processes.device {
-        DeviceKind::Cpu => format!("room for {}", count(slots, "process")),
-        DeviceKind::Cuda => count(slots, "GPU"),
-    };
-    let remedy = match processes.device {
-        DeviceKind::Cpu => "write `procs=N` after the name of a host for more",
-        DeviceKind::Cuda => "name more hosts, or ask for fewer",
+/// Refuses more processes than the hosts have devices for.
+fn on_slots(processes: Processes, slots: u64) -> anyhow::Result<Processes> {
+    let (has, remedy) = match processes.device {
+        DeviceKind::Cpu => (
+            format!("room for {}", count(slots, "process")),
+            "use `--procs` for fewer, or write `procs=N` after the name of a host in the list",
+        ),
+        DeviceKind::Cuda => (
+            count(slots, "GPU"),
+            "use `--procs` for fewer, or more hosts",
+        ),
     };
     if processes.count > slots {
         bail!(
@@ -134,7 +135,8 @@ impl Asked {
             _ => self,
         };
         let processes = asked.built_in(gpus)?;
-        refuse_more_than_slots(processes, slots)
+        let slots = hosts.slots_on(processes.device);
+        on_slots(processes, slots)
     }
 
     /// The processes of an external trainer, each on one GPU if the hosts have any.
@@ -146,7 +148,7 @@ impl Asked {
             device,
             ..self.external(slots)?
         };
-        refuse_more_than_slots(processes, slots)
+        on_slots(processes, slots)
     }
 }
 

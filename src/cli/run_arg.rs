@@ -6,6 +6,7 @@ use anyhow::bail;
 
 use super::cluster::ClusterArgs;
 use super::output::say;
+use super::slurm;
 pub use crate::launch::run_path::RUNS;
 use crate::launch::{RunDir, index};
 
@@ -105,6 +106,11 @@ fn runs(run: &Path) -> Vec<RunDir> {
 fn the_one(run: &Path, found: Vec<RunDir>) -> anyhow::Result<RunDir> {
     match found.as_slice() {
         [one] => Ok(one.clone()),
+        [] if let Some(job) = slurm::queued(run) => bail!(
+            "{0} has not begun: its job {job} waits in Slurm's queue; `squeue --jobs {job}` shows why, and `evenkeel cancel {0}` \
+             removes it",
+            run.display()
+        ),
         [] => bail!(
             "{}: not a run directory, and no run of that name is in {RUNS}/; `evenkeel list` lists the runs",
             run.display()

@@ -3,21 +3,25 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
 
 use anyhow::bail;
 
 use super::cluster::submit;
 use super::output::{line, say};
 use super::place::Reachable;
+use super::processes::device_of;
 use super::recipe_args::{RecipeArgs, RecipeOptions};
-use super::{EXIT_REFUSED, first_set, render};
+use super::{EXIT_REFUSED, first_set, parse_launch, render};
 use crate::external_trainer::{self, ExternalTrainer};
 use crate::launch::hosts::slurm::jobs::{self, Jobs};
 use crate::launch::hosts::slurm::submission::{self, Submission};
 use crate::launch::hosts::{Reach, slurm};
 use crate::launch::run_path::RUNS;
 use crate::launch::{self, RunDir, RunOptions, run_path};
-use crate::plan::{self, AskedRunner, DeviceKind, PlanRequest, Runner};
+use crate::plan::{self, AskedRunner, PlanRequest, Runner};
 use crate::recipe::Recipe;
 use crate::recipe::syntax::shell;
 use crate::util::format::count;
@@ -30,16 +34,16 @@ pub struct Args {
     /// Partition of the jobs
     #[arg(long, value_name = "NAME")]
     partition: Option<String>,
-    /// Account that pays
+    /// Account that is charged
     #[arg(long, value_name = "NAME")]
     account: Option<String>,
-    /// Quality of service
+    /// Quality of service (QOS) of the jobs
     #[arg(long, value_name = "NAME")]
     qos: Option<String>,
-    /// Reservation
+    /// Reservation that the jobs use
     #[arg(long, value_name = "NAME")]
     reservation: Option<String>,
-    /// Time limit of a job, for example 12:00:00; the run goes on in the next job
+    /// Time limit of a job, for example 12:00:00; the next job continues the run
     #[arg(long, value_name = "TIME")]
     time: Option<String>,
     /// Features that nodes must have
@@ -56,14 +60,43 @@ pub struct Args {
     container_mounts: Option<String>,
 }
 
-/// Options with which the user divides a node; without one, a job has all of it.
-const PARTS: [&str; 6] = [
+/// Options of `sbatch` that give a job a part of a node; without one, it has all of it.
+const NODE_SHARING: [&str; 6] = [
     "--exclusive",
     "--oversubscribe",
     "--cpus-per-",
     "--mem",
     "-c",
     "-s",
+];
+
+/// Options of `sbatch` that a user cannot give.
+const OWN: [&str; 25] = [
+    "-J",
+    "--job-name",
+    "-a",
+    "--array",
+    "-N",
+    "--nodes",
+    "-n",
+    "--ntasks",
+    "--ntasks-per-node",
+    "-G",
+    "--gpus",
+    "--gpus-per-node",
+    "--signal",
+    "--open-mode",
+    "--requeue",
+    "--no-requeue",
+    "-k",
+    "--no-kill",
+    "-d",
+    "--dependency",
+    "-W",
+    "--wait",
+    "--wrap",
+    "--test-only",
+    "--parsable",
 ];
 
 impl Args {
@@ -91,6 +124,46 @@ impl Args {
         first_set(&[&submitted[..], &others].concat())
     }
 
+    /// Refuses options that only a submission has, inside an allocation.
+    pub fn refuse_inside(&self, cluster: &submit::Args) -> anyhow::Result<()> {
+        let submitted = self
+            .submitted()
+            .map(|(flag, value)| (flag, value.is_some()));
+        let others = [
+            ("--sbatch", !self.sbatch.is_empty()),
+            ("--setup", cluster.setup().is_some()),
+            ("--min-nodes", cluster.min_nodes().is_some()),
+        ];
+        match first_set(&[&submitted[..], &others].concat()) {
+            Some(flag) => bail!(
+                "`{flag}` applies to jobs that are submitted, and this is inside an allocation of Slurm; remove it"
+            ),
+            None => Ok(()),
+        }
+    }
+
+    /// Refuses options of `sbatch` that Evenkeel sets itself, or that would end a job before it begins.
+    fn refuse_own(&self) -> anyhow::Result<()> {
+        for option in &self.sbatch {
+            let name = option.split('=').next().unwrap_or_default();
+            let is_short = name.starts_with('-') && !name.starts_with("--");
+            let name = if is_short {
+                name.get(..2).unwrap_or(name)
+            } else {
+                name
+            };
+            if !name.starts_with('-') {
+                bail!("`--sbatch={option}` is no option; write it as `--sbatch=--exclude=n7`");
+            }
+            if OWN.contains(&name) {
+                bail!(
+                    "`{name}` of `--sbatch` is set by Evenkeel, or does not fit its jobs; remove it"
+                );
+            }
+        }
+        Ok(())
+    }
+
     /// Options of `sbatch` for every job.
     fn options(&self, gpus: Option<u64>) -> Vec<String> {
         let submitted = self.submitted();
@@ -98,12 +171,9 @@ impl Args {
             .iter()
             .filter_map(|(flag, value)| Some(format!("{flag}={}", (*value)?)));
         let gpus = gpus.map(|gpus| format!("--gpus-per-node={gpus}"));
-        let is_part = |option: &String| PARTS.iter().any(|part| option.starts_with(part));
-        let all: &[&str] = match self.sbatch.iter().any(is_part) {
-            true => &[],
-            false => &["--exclusive", "--mem=0"],
-        };
-        let all = all.iter().map(|&option| option.to_owned());
+        let is_part = |option: &String| NODE_SHARING.iter().any(|part| option.starts_with(part));
+        let all = ["--exclusive", "--mem=0"].map(str::to_owned);
+        let all = all.into_iter().filter(|_| !self.sbatch.iter().any(is_part));
         let one = std::iter::once("--ntasks-per-node=1".to_owned());
         let own = one.chain(gpus).chain(all).chain(named);
         own.chain(self.sbatch.iter().cloned()).collect()
@@ -134,13 +204,15 @@ impl Args {
     /// directory, if it is typed.
     pub fn nodes(&self, options: &RecipeOptions, out: Option<&Path>) -> anyhow::Result<Reachable> {
         let (program, here) = (std::env::current_exe()?, launch::base()?);
-        let directories = [program.parent(), Some(&here), out.and_then(Path::parent)];
-        let directories = directories.into_iter().flatten().map(std::path::absolute);
-        let step = self.step(&directories.collect::<Result<Vec<_>, _>>()?);
+        let out = out.map(std::path::absolute).transpose()?;
+        let out = out.as_deref().and_then(Path::parent);
+        let directories = [program.parent(), Some(&*here), out].into_iter().flatten();
+        let step = self.step(&directories.map(Path::to_owned).collect::<Vec<_>>());
         let gpus = options.gpus_per_node;
         let nodes = slurm::nodes(&step, gpus)?;
         let has = nodes.len() as u64;
-        let jobs = Jobs::of_process(&step, gpus).map(Arc::new);
+        let submission = Submission::of_process()?;
+        let jobs = submission.map(|it| Arc::new(Jobs::of(it, &step, gpus)));
         let asked = options.nodes.filter(|_| jobs.is_none());
         if let Some(asked) = asked.filter(|asked| *asked > has) {
             bail!(
@@ -152,15 +224,46 @@ impl Args {
         let nodes = nodes.into_iter().take(most.unwrap_or(usize::MAX));
         let further = jobs.iter().flat_map(|jobs| {
             let numbers = jobs.further_nodes();
-            numbers.map(|number| Reach::Further(Arc::clone(jobs), number))
+            numbers.map(|number| Reach::SlurmJob(Arc::clone(jobs), number))
         });
         let hosts = nodes.map(Reach::Slurm).chain(further).collect();
         Ok(Reachable { hosts, jobs })
     }
 }
 
+/// The jobs of a run while its launcher works. They end with it, unless the run goes on without this launcher.
+pub struct Ending(pub Option<Arc<Jobs>>);
+
+impl Ending {
+    /// Watches for a signal: a job that is cancelled may be killed before its ranks have saved.
+    pub fn watch(&self, signals: Arc<AtomicUsize>) {
+        let Some(jobs) = self.0.clone() else { return };
+        thread::spawn(move || {
+            while signals.load(Ordering::Acquire) == 0 {
+                thread::sleep(Duration::from_millis(200));
+            }
+            if jobs.is_cancelled() {
+                end(&jobs);
+            }
+        });
+    }
+
+    /// Leaves the jobs to the next launcher, unless this one's job is cancelled.
+    pub fn goes_on(&mut self) {
+        self.0.take_if(|jobs| !jobs.is_cancelled());
+    }
+}
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        if let Some(jobs) = &self.0 {
+            end(jobs);
+        }
+    }
+}
+
 /// Ends the run's other jobs.
-pub fn end(jobs: &Jobs) {
+fn end(jobs: &Jobs) {
     if let Err(error) = jobs.end_others() {
         let name = &jobs.submission.name;
         say(format_args!(
@@ -171,11 +274,9 @@ pub fn end(jobs: &Jobs) {
 
 /// Ends the jobs that would continue a run without a launcher.
 pub fn end_queued(run_dir: &RunDir) -> anyhow::Result<()> {
-    let words = run_dir.run()?.command_line;
-    if words
-        .iter()
-        .any(|word| word == "slurm" || word == "--on=slurm")
-    {
+    // A pod or an older version has recorded no words.
+    let launched = parse_launch(&run_dir.run()?.command_line);
+    if launched.is_ok_and(|launched| launched.is_on_slurm()) {
         let place = std::path::absolute(run_dir.path())?;
         jobs::end_all(&submission::name(&place))?;
     }
@@ -183,15 +284,27 @@ pub fn end_queued(run_dir: &RunDir) -> anyhow::Result<()> {
 }
 
 /// Ends the jobs of a run that has not begun, by its directory or its name; false if there are none.
-pub fn cancel_queued(run: &str) -> anyhow::Result<bool> {
-    for place in [PathBuf::from(run), Path::new(RUNS).join(run)] {
-        let name = submission::name(&std::path::absolute(place)?);
+pub fn cancel_queued(run: &Path) -> anyhow::Result<bool> {
+    for name in names(run)? {
         // Without Slurm there are none.
         if jobs::end_all(&name).unwrap_or(false) {
             return Ok(true);
         }
     }
     Ok(false)
+}
+
+/// The job of a run that has not begun, by its directory or its name.
+pub fn queued(run: &Path) -> Option<String> {
+    let mut names = names(run).ok()?.into_iter();
+    names.find_map(|name| jobs::queued(&name).ok()?)
+}
+
+/// The names that the first job of a run with this directory or name may have.
+fn names(run: &Path) -> anyhow::Result<[String; 2]> {
+    let name =
+        |place: &Path| Ok::<_, std::io::Error>(submission::name(&std::path::absolute(place)?));
+    Ok([name(run)?, name(&Path::new(RUNS).join(run))?])
 }
 
 /// A launch that is submitted.
@@ -214,12 +327,13 @@ pub fn submit(launch: &Launch<'_>, nodes: u64) -> anyhow::Result<ExitCode> {
     let &Launch {
         args, from, recipe, ..
     } = launch;
-    let gpus = from.options.gpus_per_node.filter(|_| !launch.on_cpu);
+    args.refuse_own()?;
+    let gpus = from.options.gpus_per_node;
+    if launch.on_cpu && gpus.is_some() {
+        bail!("`--device cpu` and `--gpus-per-node` contradict each other; remove one of them");
+    }
     let per_node = gpus.unwrap_or(1);
-    let device = match gpus {
-        Some(_) => DeviceKind::Cuda,
-        None => DeviceKind::Cpu,
-    };
+    let device = device_of(gpus.is_some());
     let world = nodes.saturating_mul(per_node);
     let run_dir = run_path::choose(&launch.run, &recipe.spec.of_world(world))?;
     let place = std::path::absolute(run_dir.path())?;
@@ -253,16 +367,19 @@ pub fn submit(launch: &Launch<'_>, nodes: u64) -> anyhow::Result<ExitCode> {
         }
     }
     // The run begins as soon as Slurm has nodes for its smallest world.
-    let stated = recipe.spec.elasticity.min.unwrap_or(1).div_ceil(per_node);
-    let stated = stated.max(launch.cluster.least_nodes().unwrap_or(1));
-    if stated > nodes {
-        bail!("the run needs {stated} nodes at least, and --nodes is {nodes}; ask for more");
+    let minimum = recipe.spec.elasticity.min.unwrap_or(1).div_ceil(per_node);
+    let minimum = minimum.max(launch.cluster.min_nodes().unwrap_or(1));
+    if minimum > nodes {
+        bail!(
+            "--nodes is {nodes}, and the run needs at least {minimum} (--min-nodes, elasticity.min); raise --nodes, or lower the \
+             minimum"
+        );
     }
     let feasible = |nodes: &u64| {
         let draft = plan::examine(recipe, &of_world(nodes * per_node));
         !draft.has_errors()
     };
-    let least = (stated..nodes).find(feasible).unwrap_or(nodes);
+    let least = (minimum..nodes).find(feasible).unwrap_or(nodes);
     let name = submission::name(&place);
     let mut options = vec![format!("--output={name}-%j.out")];
     options.extend(args.options(gpus));
@@ -272,17 +389,20 @@ pub fn submit(launch: &Launch<'_>, nodes: u64) -> anyhow::Result<ExitCode> {
         nodes,
         options,
         setup: launch.cluster.setup().map(str::to_owned),
-        command: command(&program.display().to_string(), launch, &place),
+        command: command(&program.display().to_string(), launch.typed, &place),
         name,
     };
+    if !launch.quiet {
+        say(format_args!("{}: {}\n", device.count(world), plan.formula));
+    }
     if launch.cluster.dry_run {
         line(submission.first().trim_end())?;
         return Ok(ExitCode::SUCCESS);
     }
-    if let Some(job) = jobs::running(&submission.name)? {
+    if let Some(job) = jobs::queued(&submission.name)? {
+        let place = shell::join(&[place.display().to_string()]);
         bail!(
-            "job {job} of Slurm trains {} already; `evenkeel cancel` or `scancel {job}` ends it",
-            place.display()
+            "job {job} of this run is in Slurm's queue already; `evenkeel cancel {place}` removes it"
         );
     }
     let job = jobs::submit(&submission)?;
@@ -295,35 +415,97 @@ pub fn submit(launch: &Launch<'_>, nodes: u64) -> anyhow::Result<ExitCode> {
             ),
         };
         say(format_args!(
-            "{}: {}\njob {job} of Slurm begins on {}{further}\n",
-            device.count(world),
-            plan.formula,
+            "job {job} of Slurm begins on {}{further}\n",
             count(least, "node"),
         ));
         say("next:\n");
-        for next in [
-            format!("tail -F {}-{job}.out", submission.name),
-            format!(
-                "evenkeel status {}",
-                shell::join(&[place.display().to_string()])
-            ),
-        ] {
-            say(format_args!("  {next}\n"));
+        let is_output =
+            |option: &String| option.starts_with("--output") || option.starts_with("-o");
+        if !args.sbatch.iter().any(is_output) {
+            say(format_args!("  tail -F {}-{job}.out\n", submission.name));
         }
+        let place = shell::join(&[place.display().to_string()]);
+        say(format_args!("  evenkeel status {place}\n"));
     }
     Ok(ExitCode::SUCCESS)
 }
 
 /// The words of the first job's launch: those typed, with the run's directory.
-fn command(program: &str, launch: &Launch<'_>, place: &Path) -> Vec<String> {
+fn command(program: &str, typed: &[String], place: &Path) -> Vec<String> {
+    let end = typed.iter().position(|word| word == "--");
+    let (own, trainer) = typed.split_at(end.unwrap_or(typed.len()));
     let mut words = vec![program.to_owned()];
-    words.extend_from_slice(launch.typed);
-    let own = words.iter().take_while(|word| *word != "--");
+    words.extend(own.iter().filter(|word| *word != "--dry-run").cloned());
     let states = |word: &String| word == "--out" || word.starts_with("--out=");
-    if !own.clone().any(states) {
-        let at = own.take_while(|word| *word != "launch").count() + 1;
+    if !own.iter().any(states) {
+        let at = words.iter().take_while(|word| *word != "launch").count() + 1;
         let out = ["--out".to_owned(), place.display().to_string()];
         words.splice(at..at, out);
     }
+    words.extend_from_slice(trainer);
     words
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Typed {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn args(typed: &str) -> Args {
+        let words = std::iter::once("x").chain(typed.split_whitespace());
+        Typed::parse_from(words).args
+    }
+
+    #[test]
+    fn a_job_has_all_of_a_node_unless_an_option_divides_it() {
+        let options = |typed: &str, gpus| args(typed).options(gpus).join(" ");
+        assert_eq!(
+            options("--qos high --sbatch=--exclude=n7", Some(8)),
+            "--ntasks-per-node=1 --gpus-per-node=8 --exclusive --mem=0 --qos=high --exclude=n7"
+        );
+        assert_eq!(
+            options("--sbatch=--cpus-per-task=16", None),
+            "--ntasks-per-node=1 --cpus-per-task=16"
+        );
+    }
+
+    #[test]
+    fn a_container_has_the_directories_that_ranks_need() {
+        let directories = ["/shared/bin", "/shared/run", "/shared/bin"].map(PathBuf::from);
+        let step = |typed: &str| args(typed).step(&directories).join(" ");
+        assert_eq!(step(""), "");
+        assert_eq!(
+            step("--container-image image"),
+            "--container-image=image --container-mounts=/shared/bin:/shared/bin,/shared/run:/shared/run"
+        );
+        assert_eq!(
+            step("--container-image image --container-mounts /a:/b"),
+            "--container-image=image --container-mounts=/a:/b"
+        );
+    }
+
+    #[test]
+    fn the_submitted_launch_names_the_runs_directory_and_starts_what_was_typed() {
+        let typed = |words: &str| {
+            let words: Vec<String> = words.split_whitespace().map(str::to_owned).collect();
+            command("/bin/evenkeel", &words, Path::new("/shared/run")).join(" ")
+        };
+        assert_eq!(
+            typed(
+                "launch r.yaml --on slurm --nodes 2 --dry-run -- python train.py --out x --dry-run"
+            ),
+            "/bin/evenkeel launch --out /shared/run r.yaml --on slurm --nodes 2 -- python train.py --out x --dry-run"
+        );
+        assert_eq!(
+            typed("launch r.yaml --out=run --on slurm"),
+            "/bin/evenkeel launch r.yaml --out=run --on slurm"
+        );
+    }
 }

@@ -58,9 +58,10 @@ pub fn cancel(args: SuspendArgs) -> anyhow::Result<ExitCode> {
 
 fn stop(args: SuspendArgs, stop: Stop) -> anyhow::Result<ExitCode> {
     let found = args.target.find(true);
-    if found.is_err() && stop == Stop::Cancel && slurm::cancel_queued(&args.target.name())? {
+    let has_begun = matches!(found, Ok(Found::Run(_)));
+    if stop == Stop::Cancel && !has_begun && slurm::cancel_queued(Path::new(&args.target.name()))? {
         line(format_args!(
-            "{} is cancelled before it has begun",
+            "{} is cancelled; it had not begun",
             args.target.name()
         ))?;
         return Ok(ExitCode::SUCCESS);
@@ -81,9 +82,9 @@ fn stop(args: SuspendArgs, stop: Stop) -> anyhow::Result<ExitCode> {
         wait(&run_dir, request, args.timeout.unwrap_or(300))?;
         Some(request)
     } else {
-        slurm::end_queued(&run_dir)?;
         None
     };
+    slurm::end_queued(&run_dir)?;
     if stop == Stop::Cancel {
         settle(&run_dir)?;
     }

@@ -15,9 +15,9 @@ mod wire;
 
 pub use generation::{Followed, HostGeneration};
 pub use oom_killer::OomKills;
-pub use program::{Become, KEY_VARIABLE, Start, become_program};
+pub use program::{Become, HOST_VARIABLE, KEY_VARIABLE, Start, become_program};
 pub use ranks::{Event, News, events_into, last_lines};
 pub use remote::{Remote, Share, Unreached};
-pub use serve::{HOST_VARIABLE, Host, Input, read};
+pub use serve::{Host, Input, read};
 pub use tail::shown;
 pub use wire::{Facts, ToHost};

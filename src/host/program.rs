@@ -25,6 +25,9 @@ use crate::util::key::Key;
 /// Environment variable with the secret of a generation's ranks. Only their user reads it, as a file of mode 0600.
 pub const KEY_VARIABLE: &str = "EVENKEEL_GENERATION_KEY";
 
+/// Variable of the ranks that a host starts for a launcher on another machine.
+pub const HOST_VARIABLE: &str = "EVENKEEL_HOST";
+
 /// What a host needs to start its ranks of a generation.
 pub struct Start<'a> {
     /// Path of the `evenkeel` executable; every rank process starts as it.
@@ -48,7 +51,8 @@ pub struct Start<'a> {
     pub shows_built_in: bool,
 }
 
-/// The external trainer as each of its ranks starts it.
+/// The external trainer as each of its ranks starts it, also on other hosts: a [`crate::external_trainer::Call`] is stored
+/// without its directories.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ExternalProgram {
     /// Program and arguments, without a shell, with the placeholders of a rank.
@@ -316,7 +320,14 @@ pub fn become_program(to_be: &Become<'_>) -> BecomeError {
         let alive = rank::hold(&to_be.run_dir.join(files::generation(to_be.generation)))?;
         // The program and its children inherit the descriptor.
         fcntl_setfd(&alive, FdFlags::empty())?;
-        set_parent_process_death_signal(Some(signal(to_be.drain)))?;
+        // Without its peers a rank on another host has nothing to save, and the next start may have begun.
+        let alone = std::env::var_os(HOST_VARIABLE).is_some();
+        let death = if alone {
+            Signal::KILL
+        } else {
+            signal(to_be.drain)
+        };
+        set_parent_process_death_signal(Some(death))?;
         // No signal arrives if the agent died before the call above.
         if to_be.agent.is_some_and(|agent| agent != parent_id()) {
             return Err(BecomeError::Orphan);

@@ -145,7 +145,8 @@ impl Remote {
         silent.then(|| Unreached::Silent(LOST.as_secs()))
     }
 
-    /// When ranks that it was given have ended although it could not be told, unless its own agent was killed.
+    /// When it has stopped its ranks after losing the launcher: [`LOST`] after its last message. Not if `evenkeel host` was
+    /// killed there.
     pub fn fenced(&self) -> Instant {
         *lock(&self.shared.heard) + LOST
     }

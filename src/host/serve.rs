@@ -18,9 +18,6 @@ use crate::lifecycle::generation::Address;
 use crate::lifecycle::protocol::{Ending, Report, exit};
 use crate::util::{input, port};
 
-/// Variable of the ranks that a host starts for a launcher on another machine.
-pub const HOST_VARIABLE: &str = "EVENKEEL_HOST";
-
 /// An input of the loop.
 pub enum Input {
     Message(ToHost),

@@ -20,17 +20,12 @@ pub enum Reach {
     Ssh(Listed),
     /// A node of the allocation that the launcher is in.
     Slurm(Node),
-    /// A node that a job of its own will have, by its number.
-    Further(Arc<Jobs>, u64),
+    /// The node of a one-node job that Evenkeel submits, by the job's number from 1.
+    SlurmJob(Arc<Jobs>, u64),
 }
 
-/// What became of a call to a host.
-pub enum Called {
-    Reached(Box<Reached>),
-    /// Slurm has not given it yet.
-    Waits,
-    Failed(Unreached),
-}
+/// What became of a call to a host; `None`: Slurm has not given it yet.
+pub type Called = Result<Option<Reached>, Unreached>;
 
 /// A host that is reached.
 pub struct Reached {
@@ -47,7 +42,7 @@ impl Reach {
         match self {
             Reach::Ssh(listed) => listed.to_string(),
             Reach::Slurm(node) => node.name.clone(),
-            Reach::Further(jobs, number) => jobs.submission.name_of(*number),
+            Reach::SlurmJob(jobs, number) => jobs.submission.name_of(*number),
         }
     }
 
@@ -56,7 +51,7 @@ impl Reach {
         match self {
             Reach::Ssh(listed) => listed.gpus,
             Reach::Slurm(node) => node.gpus,
-            Reach::Further(jobs, _) => jobs.gpus(),
+            Reach::SlurmJob(jobs, _) => jobs.gpus(),
         }
     }
 
@@ -64,41 +59,37 @@ impl Reach {
     fn procs(&self) -> u64 {
         match self {
             Reach::Ssh(listed) => listed.procs.unwrap_or(1),
-            Reach::Slurm(_) | Reach::Further(..) => 1,
+            Reach::Slurm(_) | Reach::SlurmJob(..) => 1,
         }
     }
 
     /// Whether a new run begins without it.
-    fn may_come_later(&self) -> bool {
-        matches!(self, Reach::Further(..))
+    fn is_optional(&self) -> bool {
+        matches!(self, Reach::SlurmJob(..))
     }
 
     /// `note` takes what takes long.
     fn connect(&self, program: &Program, first: &ToHost, note: &dyn Fn(String)) -> Called {
-        let of_node = |node: Node| match node.connect(&program.path, first) {
-            Ok(remote) => Called::Reached(Box::new(Reached {
+        let reached = |remote, name, address| {
+            Ok(Some(Reached {
                 remote,
-                name: node.name,
-                address: node.address,
-            })),
-            Err(why) => Called::Failed(why),
+                name,
+                address,
+            }))
         };
-        match self {
-            Reach::Ssh(listed) => match Login(listed).connect(program, first, note) {
-                Ok(remote) => Called::Reached(Box::new(Reached {
-                    remote,
-                    name: self.name(),
-                    address: Login::address(listed),
-                })),
-                Err(why) => Called::Failed(why),
-            },
-            Reach::Slurm(node) => of_node(node.clone()),
-            Reach::Further(jobs, number) => match jobs.node(*number) {
-                Ok(Some(node)) => of_node(node),
-                Ok(None) => Called::Waits,
-                Err(error) => Called::Failed(Unreached::Unstarted(error.to_string())),
-            },
-        }
+        let node = match self {
+            Reach::Ssh(listed) => {
+                let remote = Login(listed).connect(program, first, note)?;
+                return reached(remote, self.name(), Login::address(listed));
+            }
+            Reach::Slurm(node) => Some(node.clone()),
+            Reach::SlurmJob(jobs, number) => {
+                let node = jobs.node(*number);
+                node.map_err(|error| Unreached::Unstarted(error.to_string()))?
+            }
+        };
+        let Some(node) = node else { return Ok(None) };
+        reached(node.connect(&program.path, first)?, node.name, node.address)
     }
 
     /// What the user can do about a host that is not reached.
@@ -106,13 +97,13 @@ impl Reach {
         match self {
             Reach::Ssh(listed) => Login(listed).remedy(why),
             Reach::Slurm(node) => node.remedy(),
-            Reach::Further(..) => "see what `squeue --me` shows".to_owned(),
+            Reach::SlurmJob(..) => "see what `squeue --me` shows".to_owned(),
         }
     }
 
     /// The host has said that it is about to end, and has ended.
     fn has_left(&self) {
-        if let Reach::Further(jobs, number) = self {
+        if let Reach::SlurmJob(jobs, number) = self {
             // One that cannot be asked now is called again, and leaves again.
             let _ = jobs.give_up(*number);
         }

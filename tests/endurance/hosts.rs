@@ -360,7 +360,7 @@ fn a_program_needs_its_files_and_its_checkpoints_on_all_hosts() {
         &[program.to_str().unwrap(), "-c", "exit 0"],
         [
             "error: 10.9.0.2: `/",
-            "/program` is not an executable program; install it there, or launch from a directory that all hosts have\n",
+            "/program` is not an executable program; install the program at the same path on all hosts, or launch from a directory that they share\n",
         ],
     );
     let checkpoints = own.path().join("checkpoints");

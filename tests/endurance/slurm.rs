@@ -1,9 +1,12 @@
-//! Launches inside an allocation of Slurm: its own daemons, one `slurmd` on each host of a lab.
+//! Launches inside an allocation of Slurm, and runs that are submitted: its own daemons, one `slurmd` on each host of a lab.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
+use std::time::Duration;
+
+use rustix::process::Signal;
 
 use serde_json::json;
 
@@ -33,7 +36,9 @@ impl Cluster {
              SlurmctldPidFile={place}/ctl.pid\nSlurmdPidFile={place}/%n.pid\nSlurmctldLogFile={place}/ctl.log\n\
              SlurmdLogFile={place}/%n.log\nProctrackType=proctrack/linuxproc\nTaskPlugin=task/none\nMpiDefault=none\n\
              SelectType=select/cons_tres\nSelectTypeParameters=CR_Core\nReturnToService=2\nSlurmdTimeout=20\n\
-             SlurmdParameters=config_overrides\n{nodes}PartitionName=main Nodes=ALL Default=YES State=UP\n"
+             SlurmdParameters=config_overrides\nPreemptType=preempt/partition_prio\nPreemptMode=REQUEUE\n{nodes}\
+             PartitionName=main Nodes=ALL Default=YES State=UP PriorityTier=1\n\
+             PartitionName=urgent Nodes=ALL State=UP PriorityTier=9 PreemptMode=OFF\n"
         );
         fs::write(lab.file("slurm.conf"), conf).unwrap();
         fs::write(lab.file("cgroup.conf"), "CgroupPlugin=cgroup/v1\n").unwrap();
@@ -47,20 +52,25 @@ impl Cluster {
                  --log-file={place}/munge/log --seed-file={place}/munge/seed",
             place = cluster.0.place().display()
         ));
-        let controller = cluster.call(
-            "unshare",
-            &["--uts", "sh", "-c", "hostname ctl; exec slurmctld"],
-        );
-        assert!(controller.status.success(), "{}", stderr(&controller));
+        cluster.start_controller();
         cluster.0.hosts().for_each(|node| cluster.start(node));
         cluster.wait_for_idle();
         cluster
     }
 
+    fn start_controller(&self) {
+        let command = ["--uts", "sh", "-c", "hostname ctl; exec slurmctld"];
+        let controller = self.call("unshare", &command);
+        assert!(controller.status.success(), "{}", stderr(&controller));
+    }
+
     /// Waits until all nodes are idle.
     fn wait_for_idle(&self) {
         wait_for("idle nodes", || {
-            let states = self.asked("sinfo", &["--noheader", "--Node", "--format=%t"]);
+            let states = self.asked(
+                "sinfo",
+                &["--noheader", "--partition=main", "--Node", "--format=%t"],
+            );
             let idle = states.lines().filter(|state| state.trim() == "idle");
             (idle.count() == self.0.hosts().count()).then_some(())
         });
@@ -206,7 +216,7 @@ fn a_job_of_slurm_outlives_a_node_and_a_preemption() {
 }
 
 /// Waits for a world of this size, and returns the number of its generation once it trains.
-fn world(run: &Run, after: u64, size: u64) -> u64 {
+fn wait_for_world(run: &Run, after: u64, size: u64) -> u64 {
     let generation = wait_for(&format!("{size} ranks: {}", run.log()), || {
         let state = run.state()?;
         let rows = state["generations"].as_array()?;
@@ -246,23 +256,27 @@ fn a_submitted_run_takes_the_nodes_that_slurm_gives_and_outlives_its_jobs() {
         stderr(&submitted)
     );
     let again = run.launch_in(&inside, &launch);
-    assert!(stderr(&again).contains("already"), "{}", stderr(&again));
+    assert!(
+        stderr(&again).contains(" of this run is in Slurm's queue already; `evenkeel cancel /"),
+        "{}",
+        stderr(&again)
+    );
     let first = wait_for("the first job", || cluster.queue().into_keys().next());
-    let three = world(&run, 0, 3);
+    let three = wait_for_world(&run, 0, 3);
     // As a job of a higher priority does it.
     let further = &cluster.queue()[&format!("{first}-node-1")];
     cluster.asked("scontrol", &["requeue", further]);
-    let two = world(&run, three, 2);
-    let three = world(&run, two, 3);
-    lab.power_off(nodes_of(&cluster, &format!("{first}-node-2")));
-    let two = world(&run, three, 2);
+    let two = wait_for_world(&run, three, 2);
+    let three = wait_for_world(&run, two, 3);
+    lab.power_off(node_of(&cluster, &format!("{first}-node-2")));
+    let two = wait_for_world(&run, three, 2);
     // As Slurm announces the time limit.
-    let job = run_job(&cluster, &first);
+    let job = running_job(&cluster, &first);
     cluster.asked("scancel", &["--batch", "--signal=TERM", &job]);
     wait_for("the next job", || {
         (cluster.state(&job) != "RUNNING").then_some(())
     });
-    world(&run, two, 2);
+    wait_for_world(&run, two, 2);
     cluster.wait_for_empty_queue();
     let state = run.state().unwrap();
     assert_eq!(state["phase"]["phase"], "finished", "{state}");
@@ -279,14 +293,130 @@ fn a_submitted_run_takes_the_nodes_that_slurm_gives_and_outlives_its_jobs() {
     lab.hosts().for_each(|node| lab.wait_for_none(node));
 }
 
+/// What a fault did to the steps of a run, from the generation before it to the next one that has taken a step.
+fn cost(run: &Run, before: u64) -> String {
+    let last = run.generation_steps(before).pop().unwrap();
+    let next = (before + 1..).find_map(|number| {
+        let steps = run.generation_steps(number);
+        steps.into_iter().next().map(|first| (number, first))
+    });
+    let (number, first) = next.unwrap();
+    let lost = last["step"].as_u64().unwrap() + 1 - first["step"].as_u64().unwrap();
+    let seconds = first["time"].as_f64().unwrap() - last["time"].as_f64().unwrap();
+    let world = &first["world"];
+    format!("{world} ranks in generation {number}, {lost} steps lost, {seconds:.1} s without steps")
+}
+
+#[test]
+#[ignore = "takes minutes: scripts/nightly.sh"]
+fn ten_faults_of_slurm_in_a_row_leave_an_exact_ledger() {
+    if !is_possible(&PROGRAMS) {
+        return;
+    }
+    let cluster = Cluster::of(3);
+    let lab = &cluster.0;
+    let spec = json!({"budget": {"samples": 100_000_000}, "checkpoint": {"every_samples": 2400}});
+    let run = Run::of(small(spec)).with_environment(cluster.environment());
+    let log = run.scratch().join("job.log");
+    let output = format!("--sbatch=--output={}", log.display());
+    let launch = ["--on", "slurm", "--nodes", "3", &output];
+    let submitted = run.launch_in(&lab.inside(), &launch);
+    assert!(submitted.status.success(), "{}", stderr(&submitted));
+    let first = wait_for("the first job", || cluster.queue().into_keys().next());
+    let further = |number: u32| format!("{first}-node-{number}");
+    let number_of = |name: &str| cluster.queue()[name].clone();
+    let now = std::cell::Cell::new(wait_for_world(&run, 0, 3));
+    // Each fault, and the world before all nodes are back.
+    let after = |fault: &str, size: u64| {
+        let generation = wait_for_world(&run, now.get(), size);
+        println!("{fault}: {}", cost(&run, now.get()));
+        now.set(generation);
+        if size < 3 {
+            now.set(wait_for_world(&run, generation, 3));
+            println!("  all nodes are back: {}", cost(&run, generation));
+        }
+    };
+    let restart = |node: u32| {
+        lab.link(node, "up");
+        cluster.start(node);
+    };
+
+    run.signal_rank(now.get(), 1, Signal::KILL);
+    after("a rank is killed", 3);
+    cluster.asked("scontrol", &["requeue", &number_of(&further(1))]);
+    after("a further node's job is requeued", 2);
+    let node = node_of(&cluster, &further(2));
+    lab.power_off(node);
+    let generation = wait_for_world(&run, now.get(), 2);
+    println!("a further node loses its power: {}", cost(&run, now.get()));
+    restart(node);
+    now.set(wait_for_world(&run, generation, 3));
+    println!("  all nodes are back: {}", cost(&run, generation));
+    let controller = fs::read_to_string(lab.file("ctl.pid")).unwrap();
+    sh(&format!("kill -9 {}", controller.trim()));
+    std::thread::sleep(Duration::from_secs(60));
+    cluster.start_controller();
+    println!("Slurm's controller is gone for a minute: no world changes");
+    assert_eq!(run.worlds().len() as u64, now.get());
+    let job = number_of(&first);
+    run.signal_launcher(Signal::KILL);
+    after("the launcher is killed; the next job resumes", 3);
+    assert_ne!(running_job(&cluster, &first), job);
+    cluster.asked("scontrol", &["requeue", &running_job(&cluster, &first)]);
+    after("the first job is requeued", 3);
+    let job = running_job(&cluster, &first);
+    cluster.asked("scancel", &["--batch", "--signal=TERM", &job]);
+    after("the first job's time limit is announced", 3);
+    let node = node_of(&cluster, &further(1));
+    lab.link(node, "down");
+    let generation = wait_for_world(&run, now.get(), 2);
+    println!("a further node is cut off: {}", cost(&run, now.get()));
+    lab.link(node, "up");
+    now.set(wait_for_world(&run, generation, 3));
+    println!("  all nodes are back: {}", cost(&run, generation));
+    let node = format!("--nodelist=n{}", node_of(&cluster, &further(2)));
+    let urgent = [
+        "--parsable",
+        "--partition=urgent",
+        &node,
+        "--exclusive",
+        "--wrap=sleep 20",
+    ];
+    cluster.asked("sbatch", &urgent);
+    after("a further node's job is preempted", 2);
+    let node = format!("n{}", node_of(&cluster, &first));
+    let urgent = [
+        "--parsable",
+        "--partition=urgent",
+        "--nodelist",
+        &node,
+        "--exclusive",
+        "--wrap=sleep 20",
+    ];
+    cluster.asked("sbatch", &urgent);
+    after("the first job is preempted", 3);
+
+    let suspended = run.call_in(&lab.inside(), "suspend");
+    assert!(suspended.status.success(), "{}", stderr(&suspended));
+    cluster.wait_for_empty_queue();
+    let proof = run.prove();
+    assert_eq!(proof["proved"], true, "{proof}");
+    println!(
+        "{} samples proved in {} worlds",
+        proof["samples"],
+        run.worlds().len()
+    );
+    lab.hosts().for_each(|node| lab.wait_for_none(node));
+}
+
 /// The node on which a job runs.
-fn nodes_of(cluster: &Cluster, name: &str) -> u32 {
+fn node_of(cluster: &Cluster, name: &str) -> u32 {
     let node = cluster.asked("squeue", &["--noheader", "--format=%N", "--name", name]);
     node.trim_start_matches('n').parse().unwrap()
 }
 
 /// The running job of this name.
-fn run_job(cluster: &Cluster, name: &str) -> String {
+fn running_job(cluster: &Cluster, name: &str) -> String {
     let options = [
         "--noheader",
         "--states=RUNNING",
@@ -319,7 +449,7 @@ fn what_slurm_cannot_give_is_refused_and_what_waits_can_be_cancelled() {
     let with = |more: &[&'static str]| [&slurm[..], more].concat();
     refused(
         &with(&["--partition", "nowhere"]),
-        "error: cannot ask Slurm with sbatch: error: invalid partition specified: nowhere",
+        "error: cannot ask Slurm with sbatch: invalid partition specified: nowhere",
     );
     refused(
         &with(&["--image", "x"]),
@@ -327,7 +457,7 @@ fn what_slurm_cannot_give_is_refused_and_what_waits_can_be_cancelled() {
     );
     refused(
         &["--on", "slurm", "--nodes", "2", "--min-nodes", "3"],
-        "error: the run needs 3 nodes at least, and --nodes is 2; ask for more\n",
+        "error: --nodes is 2, and the run needs at least 3 (--min-nodes, elasticity.min); raise --nodes, or lower the minimum\n",
     );
     let shown = run.launch_in(&inside, &with(&["--time", "1:00:00", "--dry-run"]));
     let script = String::from_utf8_lossy(&shown.stdout).into_owned();

@@ -360,6 +360,13 @@ impl Run {
         })
     }
 
+    /// Sends a signal to the process that holds the run's lock.
+    pub fn signal_launcher(&self, signal: rustix::process::Signal) {
+        let text = std::fs::read_to_string(self.out().join("lock")).unwrap();
+        let pid = rustix::process::Pid::from_raw(text.trim().parse().unwrap());
+        rustix::process::kill_process(pid.unwrap(), signal).unwrap();
+    }
+
     /// Sends a signal to a rank.
     pub fn signal_rank(&self, generation: u64, rank: u64, signal: rustix::process::Signal) {
         rustix::process::kill_process(self.rank(generation, rank), signal).unwrap();

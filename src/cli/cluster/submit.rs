@@ -53,7 +53,8 @@ pub struct Args {
     /// Send no code: the image has it
     #[arg(long, conflicts_with = "code")]
     no_code: bool,
-    /// Shell command that runs once in every pod before its ranks, for example "pip install -r requirements.txt"
+    /// Shell command that runs once in every pod before its ranks, for example "pip install -r requirements.txt"; on Slurm,
+    /// before the launch
     #[arg(long, value_name = "COMMAND")]
     setup: Option<String>,
     /// Environment variable of the ranks; repeatable
@@ -78,7 +79,7 @@ pub struct Args {
     /// Smallest number of nodes
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     min_nodes: Option<u32>,
-    /// Print the plan, or the TrainingJob with --nodes, and start nothing
+    /// Print the plan, or with --nodes the TrainingJob or Slurm's script, and start nothing
     #[arg(long)]
     pub dry_run: bool,
     /// Create the TrainingJob without following it
@@ -94,7 +95,12 @@ const IMAGE: &str = "EVENKEEL_IMAGE";
 impl Args {
     /// The first set option that needs `--nodes`, as the user types it.
     pub fn flag(&self) -> Option<&'static str> {
-        let set = [
+        first_set(&self.options().collect::<Vec<_>>()).or(self.cluster.flag())
+    }
+
+    /// Its options, and whether each is set.
+    fn options(&self) -> impl Iterator<Item = (&'static str, bool)> {
+        let options = [
             ("--image", self.image.is_some()),
             ("--claim", self.claim.is_some()),
             ("--bucket", self.bucket.is_some()),
@@ -113,17 +119,14 @@ impl Args {
             ("--min-nodes", self.min_nodes.is_some()),
             ("--detach", self.detach),
         ];
-        first_set(&set).or(self.cluster.flag())
+        options.into_iter()
     }
 
     /// The first set option that does not apply to jobs of Slurm.
     pub fn flag_of_kubernetes(&self) -> Option<&'static str> {
-        let shared = Args {
-            setup: None,
-            min_nodes: None,
-            ..self.clone()
-        };
-        shared.flag()
+        let shared = ["--setup", "--min-nodes"];
+        let set = self.options().filter(|(flag, _)| !shared.contains(flag));
+        first_set(&set.collect::<Vec<_>>()).or(self.cluster.flag())
     }
 
     pub fn setup(&self) -> Option<&str> {
@@ -131,7 +134,7 @@ impl Args {
     }
 
     /// Nodes without which no world runs.
-    pub fn least_nodes(&self) -> Option<u64> {
+    pub fn min_nodes(&self) -> Option<u64> {
         self.min_nodes.map(u64::from)
     }
 

@@ -63,7 +63,7 @@ const PASSED_ON: [&str; 32] = [
     "no_proxy",
     "TZ",
 ];
-/// Of these only the host's own value is right, if it has one.
+/// Never passed on: a host has its own devices, and only the first job a submission.
 const OWN: [&str; 2] = ["CUDA_VISIBLE_DEVICES", submission::VARIABLE];
 
 /// The hosts that a launch reaches.
@@ -92,7 +92,7 @@ struct Host {
     leaves: bool,
     /// Its GPUs that ranks can take.
     gpus: Vec<Device>,
-    /// Why it has not joined, as the user knows it.
+    /// Why it is not reached.
     problem: Option<String>,
 }
 
@@ -100,7 +100,7 @@ enum State {
     There(Arc<Remote>),
     /// Lost; the next attempt to reach it.
     Gone(Instant),
-    Called,
+    Connecting,
 }
 
 struct Arrival {
@@ -169,16 +169,15 @@ impl Hosts {
             })
         };
         let called: Vec<_> = hosts.iter().cloned().map(call).collect();
-        let (mut hosts, mut problems) = (Vec::new(), Vec::new());
+        let (mut hosts, mut problems) = (Vec::<Host>::new(), Vec::new());
         for called in called {
             match called.join() {
-                Ok((host, problem)) => {
-                    problems.extend(problem.filter(|_| !host.reach.may_come_later()));
-                    hosts.push(host);
-                }
+                Ok(host) => hosts.push(host),
                 Err(_) => problems.push("a host could not be called".to_owned()),
             }
         }
+        let required = hosts.iter().filter(|host| !host.reach.is_optional());
+        problems.extend(required.filter_map(|host| host.problem.clone()));
         if resumes && hosts.iter().any(Host::is_usable) {
             for problem in problems.drain(..) {
                 let _ = notes.send(format!("{problem}; the run continues without it"));
@@ -223,7 +222,7 @@ impl Hosts {
         slots.max().unwrap_or(u64::MAX)
     }
 
-    /// The same if they compute there.
+    /// Ranks that these hosts can run on this device.
     pub fn slots_on(&self, device: DeviceKind) -> u64 {
         let there = self.hosts.iter().filter(|host| host.is_usable());
         there.map(|host| host.slots(device)).sum()
@@ -251,7 +250,7 @@ impl Hosts {
         let lacks = |host: &Host| {
             let problem = host.remote()?.lacks(&trainer.base, &trainer.program)?;
             Some(format!(
-                "{}: {problem}; install it there, or launch from a directory that all hosts have",
+                "{}: {problem}; install the program at the same path on all hosts, or launch from a directory that they share",
                 host.name()
             ))
         };
@@ -267,14 +266,14 @@ impl Hosts {
         checkpoints.map_or(Ok(()), |directory| self.share_directory(directory, &remedy))
     }
 
-    fn share_directory(&self, run_dir: &Path, remedy: &str) -> Result<(), Unreachable> {
+    fn share_directory(&self, directory: &Path, remedy: &str) -> Result<(), Unreachable> {
         let refused = |error: std::io::Error| Unreachable {
-            problems: vec![format!("{}: {error}", run_dir.display())],
+            problems: vec![format!("{}: {error}", directory.display())],
         };
-        let run_dir = std::path::absolute(run_dir).map_err(refused)?;
+        let directory = std::path::absolute(directory).map_err(refused)?;
         let text = Key::random().map_err(refused)?.reveal();
         let token = Token {
-            file: run_dir.join(TOKEN),
+            file: directory.join(TOKEN),
             text,
         };
         std::fs::write(&token.file, &token.text).map_err(refused)?;
@@ -291,7 +290,7 @@ impl Hosts {
             problems: vec![format!(
                 "{} and this machine do not share {}: {remedy}",
                 without.join(", "),
-                run_dir.display()
+                directory.display()
             )],
         })
     }
@@ -402,28 +401,26 @@ impl Hosts {
         }) = self.arrivals.1.try_recv()
         {
             let host = &mut self.hosts[index];
-            if !matches!(host.state, State::Called) {
+            if !matches!(host.state, State::Connecting) {
                 continue;
             }
-            let further = host.reach.may_come_later();
-            let is_reached = matches!(called, Called::Reached(_));
-            let (called, problem) = Host::called(host.reach.clone(), called);
-            let known = std::mem::replace(host, called).problem;
-            let message = if is_reached && further {
-                Some(format!("{} has joined", host.name))
-            } else if is_reached {
-                Some(format!("{} is back", host.name))
-            } else {
+            let called = Host::called(host.reach.clone(), called);
+            let before = std::mem::replace(host, called);
+            let message = match (host.remote(), &host.problem) {
+                (Some(_), _) if host.reach.is_optional() => format!("{} has joined", host.name),
+                (Some(_), _) => format!("{} is back", host.name),
                 // Of one that was lost the user knows.
-                host.problem = problem.filter(|_| further);
-                host.problem
-                    .clone()
-                    .filter(|new| known.as_ref() != Some(new))
+                (None, Some(problem))
+                    if host.reach.is_optional() && before.problem.as_ref() != Some(problem) =>
+                {
+                    problem.clone()
+                }
+                (None, _) => continue,
             };
-            news.extend(message.map(|message| HostNews {
+            news.push(HostNews {
                 message,
                 lost: None,
-            }));
+            });
         }
         for index in 0..self.hosts.len() {
             let host = &mut self.hosts[index];
@@ -450,18 +447,22 @@ impl Hosts {
                     }
                 }
                 State::Gone(next) if Instant::now() >= *next => {
-                    host.state = State::Called;
+                    host.state = State::Connecting;
                     let (reach, callers) = (host.reach.clone(), self.callers.clone());
                     let (token, arrivals) = (self.token.clone(), self.arrivals.0.clone());
                     thread::spawn(move || {
-                        let called = match (callers.call(&reach, &|_| ()), &token) {
-                            (Called::Reached(reached), Some(token))
-                                if token.is_read(&reached.remote) != Some(true) =>
-                            {
+                        let called = callers.call(&reach, &|_| ());
+                        let shares = |reached: &Reached| {
+                            token
+                                .as_ref()
+                                .is_none_or(|token| token.is_read(&reached.remote) == Some(true))
+                        };
+                        let called = match called {
+                            Ok(Some(reached)) if !shares(&reached) => {
                                 let problem = "it does not have the run's directory";
-                                Called::Failed(Unreached::Unstarted(problem.to_owned()))
+                                Err(Unreached::Unstarted(problem.to_owned()))
                             }
-                            (called, _) => called,
+                            called => called,
                         };
                         let _ = arrivals.send(Arrival {
                             host: index,
@@ -469,7 +470,7 @@ impl Hosts {
                         });
                     });
                 }
-                State::Gone(_) | State::Called => {}
+                State::Gone(_) | State::Connecting => {}
             }
         }
         news
@@ -485,7 +486,7 @@ impl Hosts {
 
 impl fmt::Display for Hosts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let begin = |host: &&Host| host.remote().is_some() || !host.reach.may_come_later();
+        let begin = |host: &&Host| host.remote().is_some() || !host.reach.is_optional();
         let begin: Vec<&Host> = self.hosts.iter().filter(begin).collect();
         let each = begin.iter().map(|host| {
             let slots = host.slots(self.device);
@@ -498,7 +499,7 @@ impl fmt::Display for Hosts {
         let each: Vec<String> = each.collect();
         let hosts = count(begin.len() as u64, "host");
         let by = match self.hosts.first().map(|host| &host.reach) {
-            Some(Reach::Slurm(_) | Reach::Further(..)) => "of the Slurm job",
+            Some(Reach::Slurm(_) | Reach::SlurmJob(..)) => "of the Slurm job",
             _ => "by SSH",
         };
         write!(f, "{hosts} {by}: {}", each.join(", "))?;
@@ -543,44 +544,42 @@ fn twice(hosts: &[Host]) -> Option<String> {
 }
 
 impl Host {
-    /// A host that was called, and why it is not reached.
-    fn called(reach: Reach, called: Called) -> (Host, Option<String>) {
-        let (mut name, mut address) = (reach.name(), String::new());
-        let gone = || State::Gone(Instant::now() + RETRY);
-        let (state, gpus, problem) = match called {
-            Called::Reached(reached) => {
-                let Reached {
-                    remote,
-                    name: found,
-                    address: at,
-                } = *reached;
-                (name, address) = (found, at);
-                let mut gpus = match remote.facts().inventory.devices() {
+    /// A host that was called.
+    fn called(reach: Reach, called: Called) -> Host {
+        let mut host = Host {
+            name: reach.name(),
+            address: String::new(),
+            state: State::Gone(Instant::now() + RETRY),
+            leaves: false,
+            gpus: Vec::new(),
+            problem: None,
+            reach,
+        };
+        match called {
+            Ok(Some(Reached {
+                remote,
+                name,
+                address,
+            })) => {
+                let gpus = match remote.facts().inventory.devices() {
                     Devices::Gpus { devices } => devices,
                     Devices::CpuRanks { .. } => Vec::new(),
                 };
-                if let Some(most) = reach.most_gpus() {
-                    gpus.truncate(usize::try_from(most).unwrap_or(usize::MAX));
-                }
-                (State::There(Arc::new(remote)), gpus, None)
+                let most = host.reach.most_gpus();
+                let most = most.map_or(usize::MAX, |most| {
+                    usize::try_from(most).unwrap_or(usize::MAX)
+                });
+                host.gpus = gpus.into_iter().take(most).collect();
+                (host.name, host.address) = (name, address);
+                host.state = State::There(Arc::new(remote));
             }
-            Called::Waits => (gone(), Vec::new(), None),
-            Called::Failed(why) => {
-                let remedy = reach.remedy(&why);
-                let problem = format!("{name} is not reached: {why}; {remedy}");
-                (gone(), Vec::new(), Some(problem))
+            Ok(None) => {}
+            Err(why) => {
+                let remedy = host.reach.remedy(&why);
+                host.problem = Some(format!("{} is not reached: {why}; {remedy}", host.name));
             }
-        };
-        let host = Host {
-            name,
-            address,
-            reach,
-            state,
-            leaves: false,
-            gpus,
-            problem: None,
-        };
-        (host, problem)
+        }
+        host
     }
 
     /// Why it does not have the GPUs that the list says.
@@ -589,9 +588,13 @@ impl Host {
         let lacks = self.remote().is_some() && has < asked;
         lacks.then(|| {
             format!(
-                "{} has {}, and {asked} are asked for; correct the list of hosts, or --gpus-per-node",
+                "{} has {}, and {asked} are asked for; correct {}",
                 self.name(),
-                count(has, "GPU")
+                count(has, "GPU"),
+                match self.reach {
+                    Reach::Ssh(_) => "`gpus=` in the list of hosts",
+                    Reach::Slurm(_) | Reach::SlurmJob(..) => "--gpus-per-node",
+                }
             )
         })
     }
@@ -603,7 +606,7 @@ impl Host {
     fn remote(&self) -> Option<&Arc<Remote>> {
         match &self.state {
             State::There(remote) => Some(remote),
-            State::Gone(_) | State::Called => None,
+            State::Gone(_) | State::Connecting => None,
         }
     }
 
@@ -654,6 +657,7 @@ mod tests {
             "SSH_CONNECTION",
             "SLURM_PROCID",
             "RANK",
+            "EVENKEEL_SLURM_RUN",
         ] {
             assert!(!is_passed_on(name), "{name}");
         }

@@ -21,6 +21,9 @@ const ARRAY: &str = "SLURM_ARRAY_JOB_ID";
 /// The number of this process among those that `srun` has started.
 const TASK: &str = "SLURM_PROCID";
 
+/// Seconds after which a command of Slurm is given up.
+const LONGEST: &str = "60";
+
 /// A node of a job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Node {
@@ -42,11 +45,6 @@ pub fn is_inside() -> bool {
 /// Whether Slurm has started this job again, after a preemption or a failure.
 pub fn is_requeued() -> bool {
     std::env::var(RESTARTS).is_ok_and(|count| count != "0")
-}
-
-/// Whether Evenkeel has submitted this job.
-pub fn is_submitted() -> bool {
-    is_inside() && std::env::var_os(submission::VARIABLE).is_some()
 }
 
 /// The number of this process if `srun` has started several; only the first one launches.
@@ -91,10 +89,19 @@ fn nodes_of(
 
 /// Calls a command of Slurm with this standard input.
 fn call(program: &str, arguments: &[&str], input: &str) -> Result<String, HostError> {
-    let failed = |problem: String| HostError(format!("cannot ask Slurm with {program}: {problem}"));
-    let io = |error: std::io::Error| failed(error.to_string());
-    let mut child = Command::new(program)
-        .args(arguments)
+    let failed = |problem: &str| HostError(format!("cannot ask Slurm with {program}: {problem}"));
+    let io = |error: std::io::Error| failed(&error.to_string());
+    let mut command = Command::new("timeout");
+    command
+        .args(["--kill-after=5", LONGEST, program])
+        .args(arguments);
+    // They would change the jobs that are submitted.
+    let of_sbatch = std::env::vars_os().map(|(name, _)| name);
+    let of_sbatch = of_sbatch.filter(|name| name.as_encoded_bytes().starts_with(b"SBATCH_"));
+    for name in of_sbatch {
+        command.env_remove(name);
+    }
+    let mut child = command
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -105,24 +112,29 @@ fn call(program: &str, arguments: &[&str], input: &str) -> Result<String, HostEr
         let _ = std::io::Write::write_all(&mut standard_input, input.as_bytes());
     }
     let output = child.wait_with_output().map_err(io)?;
-    if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
-        let said = said.trim().trim_start_matches(&format!("{program}: "));
-        return Err(failed(said.to_owned()));
+    match output.status.code() {
+        Some(0) => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
+        Some(124 | 137) => Err(failed(&format!("no answer for {LONGEST} s"))),
+        Some(127) => Err(failed("it is not installed here; run this where it is")),
+        _ => {
+            let said = String::from_utf8_lossy(&output.stderr);
+            let said = said.trim().trim_start_matches(&format!("{program}: "));
+            Err(failed(said.trim_start_matches("error: ")))
+        }
     }
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 /// The address of a node in the output of `scontrol --oneliner show node`.
 fn address<'a>(shown: &'a str, name: &str) -> Option<&'a str> {
-    let value = |line: &'a str, key: &str| {
-        let mut words = line.split_whitespace();
-        words.find_map(|word| word.strip_prefix(key)?.strip_prefix('='))
-    };
-    let line = shown
-        .lines()
-        .find(|line| value(line, "NodeName") == Some(name))?;
-    value(line, "NodeAddr")
+    let mut lines = shown.lines();
+    let line = lines.find(|line| field(line, "NodeName") == Some(name))?;
+    field(line, "NodeAddr")
+}
+
+/// The value of a key in a line of `scontrol --oneliner show`.
+fn field<'a>(line: &'a str, key: &str) -> Option<&'a str> {
+    let mut words = line.split_whitespace();
+    words.find_map(|word| word.strip_prefix(key)?.strip_prefix('='))
 }
 
 impl Node {

@@ -1,15 +1,18 @@
-//! The jobs of a run that Evenkeel has submitted itself, as its launcher sees them in Slurm's queue. Nothing is remembered:
-//! what is missing is submitted, whoever submitted it before.
+//! The jobs of a run that Evenkeel has submitted. Slurm's queue is the only state: a missing job is submitted.
 
+use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use super::submission::{Submission, VARIABLE};
-use super::{HostError, JOB, Node, call, nodes_of};
+use super::submission::Submission;
+use super::{HostError, JOB, Node, call, field, nodes_of};
 use crate::util::lock::lock;
 
 /// Age up to which an answer of `squeue` is used again.
 const FRESH: Duration = Duration::from_secs(5);
+
+/// Shortest time between two submissions of one node's job.
+const PAUSE: Duration = Duration::from_secs(30);
 
 /// The jobs of the run that this process launches as its first job.
 #[derive(Debug)]
@@ -22,6 +25,8 @@ pub struct Jobs {
     /// Options of `srun` for steps on the nodes.
     step: Vec<String>,
     seen: Mutex<Option<(Instant, Vec<Queued>)>>,
+    /// When each further node's job was last submitted.
+    submitted: Mutex<BTreeMap<u64, Instant>>,
 }
 
 /// A job in the queue.
@@ -36,17 +41,17 @@ struct Queued {
 }
 
 impl Jobs {
-    /// `None`: this process is no job that Evenkeel has submitted. `step`: options of `srun` for steps on the nodes.
-    /// `gpus`: those of a node that may be used; `None`: all.
-    pub fn of_process(step: &[String], gpus: Option<u64>) -> Option<Jobs> {
-        let submission = std::env::var(VARIABLE).ok()?;
-        Some(Jobs {
-            submission: serde_json::from_str(&submission).ok()?,
-            own: std::env::var(JOB).ok()?,
+    /// Those of a submission whose first job this process is in. `step`: options of `srun` for steps on the nodes. `gpus`:
+    /// those of a node that may be used; `None`: all.
+    pub fn of(submission: Submission, step: &[String], gpus: Option<u64>) -> Jobs {
+        Jobs {
+            submission,
+            own: std::env::var(JOB).unwrap_or_default(),
             step: step.to_vec(),
             gpus,
             seen: Mutex::new(None),
-        })
+            submitted: Mutex::default(),
+        }
     }
 
     /// GPUs of a node that may be used; `None`: all.
@@ -62,19 +67,26 @@ impl Jobs {
     /// Submits the job that takes this one's place after its end, if there is none.
     pub fn prepare_successor(&self) -> Result<(), HostError> {
         let name = &self.submission.name;
-        let others = queue(name)?;
+        let others = queue(Some(name))?;
         if others.iter().any(|job| job.id != self.own) {
             return Ok(());
         }
         // It waits for the end of all earlier jobs of its name, so it never runs beside a requeued one.
-        let options = ["--parsable", "--dependency=singleton"];
-        call("sbatch", &options, &self.submission.first()).map(drop)
+        sbatch(&["--dependency=singleton"], &self.submission.first()).map(drop)
     }
 
     /// A further node; `None` until Slurm gives it. Its job is submitted if there is none.
     pub fn node(&self, number: u64) -> Result<Option<Node>, HostError> {
         let Some(job) = self.further(number)? else {
-            call("sbatch", &["--parsable"], &self.submission.further(number))?;
+            let mut submitted = lock(&self.submitted);
+            let before = submitted.get(&number);
+            // One that ends at once is not submitted again at once.
+            if before.is_some_and(|at| at.elapsed() < PAUSE) {
+                return Ok(None);
+            }
+            submitted.insert(number, Instant::now());
+            drop(submitted);
+            sbatch(&[], &self.submission.further(number))?;
             *lock(&self.seen) = None;
             return Ok(None);
         };
@@ -93,12 +105,12 @@ impl Jobs {
 
     /// Ends all jobs of the run but this one.
     pub fn end_others(&self) -> Result<(), HostError> {
-        let mut all = queue(&self.names())?;
+        let mut all = queue(Some(&self.names()))?;
         all.retain(|job| job.id != self.own);
         cancel(&all)
     }
 
-    /// Whether somebody has cancelled this job: it ends now, and neither for another job nor by its time limit.
+    /// Whether `scancel` ends this job now, and neither a preemption nor its time limit.
     pub fn is_cancelled(&self) -> bool {
         let shown = call("scontrol", &["--oneliner", "show", "job", &self.own], "");
         shown.is_ok_and(|shown| is_cancelled(&shown))
@@ -117,7 +129,7 @@ impl Jobs {
         let mut seen = lock(&self.seen);
         let is_fresh = (seen.as_ref()).is_some_and(|(at, _)| at.elapsed() < FRESH);
         if !is_fresh {
-            *seen = Some((Instant::now(), queue(&self.names())?));
+            *seen = Some((Instant::now(), queue(Some(&self.names()))?));
         }
         let name = self.submission.name_of(number);
         let mut jobs = seen.iter().flat_map(|(_, jobs)| jobs);
@@ -127,7 +139,7 @@ impl Jobs {
 
 /// Ends all jobs in the queue of the run whose first job has this name; false if there are none.
 pub fn end_all(name: &str) -> Result<bool, HostError> {
-    let all = queue("")?;
+    let all = queue(None)?;
     let of_run = |job: &Queued| {
         let rest = job.name.strip_prefix(name);
         rest.is_some_and(|rest| rest.is_empty() || rest.starts_with("-node-"))
@@ -137,24 +149,26 @@ pub fn end_all(name: &str) -> Result<bool, HostError> {
     Ok(!of_run.is_empty())
 }
 
-/// The job in the queue that trains the run whose first job has this name.
-pub fn running(name: &str) -> Result<Option<String>, HostError> {
-    Ok(queue(name)?.pop().map(|job| job.id))
+/// The job in the queue with this name, which trains the run or waits for that.
+pub fn queued(name: &str) -> Result<Option<String>, HostError> {
+    Ok(queue(Some(name))?.pop().map(|job| job.id))
 }
 
 /// Submits the first job. Returns its number.
 pub fn submit(submission: &Submission) -> Result<String, HostError> {
-    let said = call("sbatch", &["--parsable"], &submission.first())?;
+    sbatch(&[], &submission.first())
+}
+
+/// Submits a script. Returns the number of its job.
+fn sbatch(options: &[&str], script: &str) -> Result<String, HostError> {
+    let said = call("sbatch", &[&["--parsable"], options].concat(), script)?;
     // With several clusters, the cluster's name follows.
     Ok(said.trim().split(';').next().unwrap_or_default().to_owned())
 }
 
 /// Whether a job is cancelled, from the output of `scontrol --oneliner show job`, which hides why it ends.
 fn is_cancelled(shown: &str) -> bool {
-    let value = |key: &str| {
-        let mut words = shown.split_whitespace();
-        words.find_map(|word| word.strip_prefix(key)?.strip_prefix('='))
-    };
+    let value = |key| field(shown, key);
     let ends = matches!(value("JobState"), Some("COMPLETING" | "CANCELLED"));
     let is_preempted = value("PreemptTime").is_some_and(|time| time != "None");
     let is_over = match (
@@ -175,11 +189,11 @@ fn seconds(time: &str) -> Option<u64> {
     Some(days.parse::<u64>().ok()? * 86_400 + seconds)
 }
 
-/// The user's jobs that wait, run or end. `names`: with commas between them; empty: all.
-fn queue(names: &str) -> Result<Vec<Queued>, HostError> {
-    let named = format!("--name={names}");
+/// The user's jobs that wait or run. `names`: of these names only, with commas between them.
+fn queue(names: Option<&str>) -> Result<Vec<Queued>, HostError> {
+    let named = names.map(|names| format!("--name={names}"));
     let mut options = vec!["--noheader", "--me", "--format=%i|%j|%T|%N"];
-    options.extend((!names.is_empty()).then_some(named.as_str()));
+    options.extend(named.as_deref());
     Ok(read_queue(&call("squeue", &options, "")?))
 }
 
