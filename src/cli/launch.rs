@@ -519,7 +519,7 @@ fn launch(
     }
     let hosts = match connect(hosts, args.resume, &signals) {
         Err(error) if matches!(error.downcast_ref(), Some(LaunchError::Stopped)) => {
-            ending.goes_on();
+            ending.leave_to_next();
             return Ok(stopped(None, &signals));
         }
         hosts => hosts?,
@@ -627,7 +627,7 @@ fn launch(
     let planned = match downloaded {
         Err(LaunchError::Stopped) => {
             drop(display);
-            ending.goes_on();
+            ending.leave_to_next();
             let resumed = args.resume.then_some(run_dir);
             return Ok(stopped(resumed, &signals));
         }
@@ -660,7 +660,7 @@ fn launch(
     }) {
         Err(LaunchError::Stopped) => {
             drop(display);
-            ending.goes_on();
+            ending.leave_to_next();
             let resumed = args.resume.then_some(run_dir);
             return Ok(stopped(resumed, &signals));
         }
@@ -694,7 +694,7 @@ fn launch(
     };
     let end = launcher.run();
     if matches!(end, Ok(End::Drained)) && signals.is_raised() {
-        ending.goes_on();
+        ending.leave_to_next();
     }
     drop(ending);
     // From here on, an error is a failure of the run, not of the arguments.

@@ -231,7 +231,7 @@ impl Args {
     }
 }
 
-/// The jobs of a run while its launcher works. They end with it, unless the run goes on without this launcher.
+/// The jobs of a run while its launcher works. They end with it, unless another launcher continues the run.
 pub struct Ending(pub Option<Arc<Jobs>>);
 
 impl Ending {
@@ -249,7 +249,7 @@ impl Ending {
     }
 
     /// Leaves the jobs to the next launcher, unless this one's job is cancelled.
-    pub fn goes_on(&mut self) {
+    pub fn leave_to_next(&mut self) {
         self.0.take_if(|jobs| !jobs.is_cancelled());
     }
 }
@@ -474,6 +474,20 @@ mod tests {
             options("--sbatch=--cpus-per-task=16", None),
             "--ntasks-per-node=1 --cpus-per-task=16"
         );
+    }
+
+    #[test]
+    fn options_that_evenkeel_sets_are_refused() {
+        let refused = |typed: &str| args(typed).refuse_own().map_err(|error| error.to_string());
+        assert_eq!(refused("--sbatch=--exclude=n7 --sbatch=-C=x"), Ok(()));
+        for typed in ["-Jmine", "--job-name=mine", "--array=1-2", "-d=singleton"] {
+            let error = refused(&format!("--sbatch={typed}")).unwrap_err();
+            assert!(
+                error.contains(" is set by Evenkeel, or does not fit its jobs; remove it"),
+                "{error}"
+            );
+        }
+        insta::assert_snapshot!(refused("--sbatch=exclusive").unwrap_err(), @"`--sbatch=exclusive` is no option; write it as `--sbatch=--exclude=n7`");
     }
 
     #[test]

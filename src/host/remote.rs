@@ -151,6 +151,11 @@ impl Remote {
         *lock(&self.shared.heard) + LOST
     }
 
+    /// Whether it is there and has not announced its end.
+    pub fn stays(&self) -> bool {
+        *lock(&self.shared.state) == State::Connected
+    }
+
     /// Whether it has announced its end.
     pub fn is_leaving(&self) -> bool {
         *lock(&self.shared.state) == State::Leaving

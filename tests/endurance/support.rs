@@ -57,7 +57,12 @@ impl Launched {
 }
 
 /// Waits until `look` returns a value.
-pub fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+pub fn wait_for<T>(what: &str, look: impl FnMut() -> Option<T>) -> T {
+    wait_for_with(|| what.to_owned(), look)
+}
+
+/// The same; `what` is asked only after a timeout, so that it can say what is there then.
+pub fn wait_for_with<T>(what: impl Fn() -> String, mut look: impl FnMut() -> Option<T>) -> T {
     let start = Instant::now();
     loop {
         if let Some(found) = look() {
@@ -65,7 +70,8 @@ pub fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
         }
         assert!(
             start.elapsed() < DEADLINE,
-            "timeout while waiting for {what}"
+            "timeout while waiting for {}",
+            what()
         );
         std::thread::sleep(Duration::from_millis(20));
     }

@@ -12,7 +12,7 @@ use std::process::{Command, Stdio};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
-use super::support::{Launched, Run, wait_for};
+use super::support::{Launched, Run, wait_for_with};
 
 /// The global batch of both recipes: 2 × 6 × 1, 1 × 6 × 2, 3 × 4 × 1.
 pub(super) const BATCH: usize = 12;
@@ -129,11 +129,16 @@ impl Trainer {
     }
 
     pub fn wait_for_steps(&self, generation: u64, steps: usize) {
-        let what = format!(
-            "{steps} steps of generation {generation}: {}",
-            self.run.log()
-        );
-        wait_for(&what, || {
+        let what = || {
+            format!(
+                "{steps} steps of generation {generation}: {}",
+                self.run.log()
+            )
+        };
+        wait_for_with(what, || {
+            let log = self.run.log();
+            // A launch that was refused takes no step any more.
+            assert!(!log.contains("\nerror: "), "{log}");
             let fed = self.fed().remove(&generation)?;
             (fed.len() > steps).then_some(())
         });

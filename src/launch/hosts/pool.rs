@@ -612,7 +612,8 @@ impl Host {
 
     /// Whether it is there and stays.
     fn is_usable(&self) -> bool {
-        self.remote().is_some_and(|remote| !remote.is_leaving())
+        // One whose connection has ended since the last look is not.
+        self.remote().is_some_and(|remote| remote.stays())
     }
 
     fn slots(&self, device: DeviceKind) -> u64 {
