@@ -109,11 +109,12 @@ impl Login<'_> {
         let file = input::open(&program.path);
         let file =
             file.map_err(|error| failed(None, format!("{}: {error}", program.path.display())))?;
-        // A connection that ends early leaves nothing.
+        // A connection that ends early leaves nothing. Hosts may share the directory and copy at once: a whole program stays,
+        // since ranks of another host may start from it.
         let script = format!(
-            "c=\"{place}/copy.$$\"; trap \"rm -f \\\"$c\\\"\" EXIT; trap \"exit 1\" HUP INT TERM PIPE; mkdir -p \"{place}\" && \
-             cat >\"$c\" && [ $(wc -c <\"$c\") -eq {} ] && chmod 755 \"$c\" && sync && mv \"$c\" \"{place}/evenkeel\"",
-            size
+            "p=\"{place}/evenkeel\"; c=\"{place}/copy.$(uname -n).$$\"; trap \"rm -f \\\"$c\\\"\" EXIT; trap \"exit 1\" HUP INT TERM PIPE; \
+             is() {{ [ -f \"$1\" ] && [ $(wc -c <\"$1\") -eq {size} ]; }}; mkdir -p \"{place}\" && cat >\"$c\" && is \"$c\" && \
+             chmod 755 \"$c\" && sync && {{ ln \"$c\" \"$p\" 2>/dev/null || is \"$p\" || mv -f \"$c\" \"$p\"; }}"
         );
         let copied = ssh(self.0, &[])
             .arg(shell(&script))
