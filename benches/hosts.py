@@ -33,8 +33,15 @@ def address(host):
     return f"10.9.{host // 250}.{host % 250 + 1}"
 
 
+# The kernel keeps the neighbours of all namespaces in one table, by default at most 1,024.
+NEIGHBOURS = [pathlib.Path(f"/proc/sys/net/ipv4/neigh/default/gc_thresh{number}") for number in (3, 2, 1)]
+before = [file.read_text() for file in NEIGHBOURS]
+
+
 def build(hosts):
     """Namespaces with one bridge, and a server in each."""
+    for file in NEIGHBOURS:
+        file.write_text(str(4 * hosts * hosts + 1024))
     sh(f"""mkdir -p /run/sshd {place}/bin
         ssh-keygen -q -t ed25519 -N '' -f {place}/host
         ssh-keygen -q -t ed25519 -N '' -f {place}/user
@@ -67,6 +74,8 @@ def remove(hosts):
     for name in [f"{LAB}h{host}" for host in range(hosts)] + [LAB]:
         script = f"ip netns pids {name} | xargs -r kill -9; ip netns delete {name}"
         subprocess.run(["sh", "-c", script], stderr=subprocess.DEVNULL)
+    for file, value in reversed(list(zip(NEIGHBOURS, before))):
+        file.write_text(value)
     shutil.rmtree(place)
 
 
