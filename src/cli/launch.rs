@@ -189,6 +189,7 @@ impl Args {
     /// Refuses options that do not apply to this place.
     fn refuse_elsewhere(&self, place: &Place) -> anyhow::Result<()> {
         let nodes = self.options.nodes.is_some();
+        let per_node = self.options.gpus_per_node.map(|_| "--gpus-per-node");
         match place {
             Place::Kubernetes => {
                 needs(Some("--on k8s").filter(|_| !nodes), "--nodes")?;
@@ -207,7 +208,6 @@ impl Args {
             ),
             Place::Ssh(_) => {
                 let flag = self.cluster.flag().or(self.slurm.flag());
-                let per_node = self.options.gpus_per_node.map(|_| "--gpus-per-node");
                 if let Some(flag) = flag.or(per_node) {
                     bail!("`{flag}` does not apply to `--on ssh`; remove it");
                 }
@@ -217,7 +217,6 @@ impl Args {
                 needs(self.slurm.flag(), "--on slurm")?;
             }
         }
-        let per_node = Some("--gpus-per-node").filter(|_| self.options.gpus_per_node.is_some());
         needs(per_node.filter(|_| !nodes), "--nodes")
     }
 }
@@ -568,11 +567,7 @@ fn launch(
         signals: signals.count(),
     };
     let (reached, runner) = continued(&run_dir, recipe, &request)?;
-    let mut hub = match args.options.nodes {
-        // The launcher is on a node.
-        Some(_) => Hub::of_process(),
-        None => args.options.hub(),
-    };
+    let mut hub = Hub::of_process();
     let memory = (device_memory, args.oom_policy);
     let planned = prepare::plan(recipe, ranks, reached, runner, memory, &hub)?;
     let devices = match &hosts {

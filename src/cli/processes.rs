@@ -231,6 +231,7 @@ impl Asked {
     }
 }
 
+/// What processes count as.
 pub fn device_of(uses_gpus: bool) -> DeviceKind {
     if uses_gpus {
         DeviceKind::Cuda

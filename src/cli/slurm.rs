@@ -16,6 +16,7 @@ use super::processes::device_of;
 use super::recipe_args::{RecipeArgs, RecipeOptions};
 use super::{EXIT_REFUSED, first_set, parse_launch, render};
 use crate::external_trainer::{self, ExternalTrainer};
+use crate::launch::hosts::slurm::Step;
 use crate::launch::hosts::slurm::jobs::{self, Jobs};
 use crate::launch::hosts::slurm::submission::{self, Submission};
 use crate::launch::hosts::{Reach, slurm};
@@ -114,27 +115,25 @@ impl Args {
 
     /// The first set option, as the user types it.
     pub fn flag(&self) -> Option<&'static str> {
-        let submitted = self
-            .submitted()
-            .map(|(flag, value)| (flag, value.is_some()));
-        let others = [
-            ("--sbatch", !self.sbatch.is_empty()),
-            ("--container-image", self.container_image.is_some()),
-        ];
-        first_set(&[&submitted[..], &others].concat())
+        let image = self.container_image.is_some();
+        let image = Some("--container-image").filter(|_| image);
+        self.flag_of_submission().or(image)
+    }
+
+    /// The first set option that only a submission has.
+    fn flag_of_submission(&self) -> Option<&'static str> {
+        let mut set = self.submitted().into_iter();
+        let set = set.find_map(|(flag, value)| value.map(|_| flag));
+        set.or(Some("--sbatch").filter(|_| !self.sbatch.is_empty()))
     }
 
     /// Refuses options that only a submission has, inside an allocation.
     pub fn refuse_inside(&self, cluster: &submit::Args) -> anyhow::Result<()> {
-        let submitted = self
-            .submitted()
-            .map(|(flag, value)| (flag, value.is_some()));
-        let others = [
-            ("--sbatch", !self.sbatch.is_empty()),
+        let shared = [
             ("--setup", cluster.setup().is_some()),
             ("--min-nodes", cluster.min_nodes().is_some()),
         ];
-        match first_set(&[&submitted[..], &others].concat()) {
+        match self.flag_of_submission().or(first_set(&shared)) {
             Some(flag) => bail!(
                 "`{flag}` applies to jobs that are submitted, and this is inside an allocation of Slurm; remove it"
             ),
@@ -207,12 +206,14 @@ impl Args {
         let out = out.map(std::path::absolute).transpose()?;
         let out = out.as_deref().and_then(Path::parent);
         let directories = [program.parent(), Some(&*here), out].into_iter().flatten();
-        let step = self.step(&directories.map(Path::to_owned).collect::<Vec<_>>());
-        let gpus = options.gpus_per_node;
-        let nodes = slurm::nodes(&step, gpus)?;
+        let step = Step {
+            options: self.step(&directories.map(Path::to_owned).collect::<Vec<_>>()),
+            gpus: options.gpus_per_node,
+        };
+        let nodes = slurm::nodes(&step)?;
         let has = nodes.len() as u64;
         let submission = Submission::of_process()?;
-        let jobs = submission.map(|it| Arc::new(Jobs::of(it, &step, gpus)));
+        let jobs = submission.map(|submission| Arc::new(Jobs::of(submission, step)));
         let asked = options.nodes.filter(|_| jobs.is_none());
         if let Some(asked) = asked.filter(|asked| *asked > has) {
             bail!(
@@ -278,26 +279,20 @@ pub fn end_queued(run_dir: &RunDir) -> anyhow::Result<()> {
     let launched = parse_launch(&run_dir.run()?.command_line);
     if launched.is_ok_and(|launched| launched.is_on_slurm()) {
         let place = std::path::absolute(run_dir.path())?;
-        jobs::end_all(&submission::name(&place))?;
+        jobs::end_all(&[submission::name(&place)])?;
     }
     Ok(())
 }
 
 /// Ends the jobs of a run that has not begun, by its directory or its name; false if there are none.
 pub fn cancel_queued(run: &Path) -> anyhow::Result<bool> {
-    for name in names(run)? {
-        // Without Slurm there are none.
-        if jobs::end_all(&name).unwrap_or(false) {
-            return Ok(true);
-        }
-    }
-    Ok(false)
+    // Without Slurm there are none.
+    Ok(jobs::end_all(&names(run)?).unwrap_or(false))
 }
 
 /// The job of a run that has not begun, by its directory or its name.
 pub fn queued(run: &Path) -> Option<String> {
-    let mut names = names(run).ok()?.into_iter();
-    names.find_map(|name| jobs::queued(&name).ok()?)
+    jobs::queued(&names(run).ok()?).ok()?
 }
 
 /// The names that the first job of a run with this directory or name may have.
@@ -399,7 +394,7 @@ pub fn submit(launch: &Launch<'_>, nodes: u64) -> anyhow::Result<ExitCode> {
         line(submission.first().trim_end())?;
         return Ok(ExitCode::SUCCESS);
     }
-    if let Some(job) = jobs::queued(&submission.name)? {
+    if let Some(job) = jobs::queued(std::slice::from_ref(&submission.name))? {
         let place = shell::join(&[place.display().to_string()]);
         bail!(
             "job {job} of this run is in Slurm's queue already; `evenkeel cancel {place}` removes it"

@@ -230,13 +230,11 @@ impl<Output: Write> Session<'_, Output> {
             bucket: None,
             shows_built_in: false,
         };
-        let mut external = ranks.external.clone();
-        if external.is_some() {
+        let external = ranks.external.clone().map(|program| {
             let number = ranks.generation.number;
             self.posts = PostServer::start(&ranks.run_dir, number, ranks.first);
-            let variables = self.posts.iter().flat_map(PostServer::variables);
-            external = external.map(|external| external.with(variables));
-        }
+            program.with(self.posts.iter().flat_map(PostServer::variables))
+        });
         Ranks::start(&start, external.as_ref(), &self.events)
     }
 

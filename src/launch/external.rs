@@ -195,13 +195,7 @@ pub fn requirements(
     };
     Ok(Requirements {
         checkpoint_dir: trainer.checkpoint_dir(),
-        program: recipe
-            .spec
-            .trainer
-            .command
-            .first()
-            .cloned()
-            .unwrap_or_default(),
+        program: (recipe.spec.trainer.command.first().cloned()).unwrap_or_default(),
         base,
     })
 }

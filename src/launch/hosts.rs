@@ -50,8 +50,8 @@ impl Reach {
     fn most_gpus(&self) -> Option<u64> {
         match self {
             Reach::Ssh(listed) => listed.gpus,
-            Reach::Slurm(node) => node.gpus,
-            Reach::SlurmJob(jobs, _) => jobs.gpus(),
+            Reach::Slurm(node) => node.step.gpus,
+            Reach::SlurmJob(jobs, _) => jobs.step.gpus,
         }
     }
 

@@ -52,6 +52,12 @@ impl Servers {
             .on(host, &format!("{first}\n{SSHD} -f {}", conf.display()));
     }
 
+    /// Starts a host that was powered off.
+    fn power_on(&self, host: u32) {
+        self.0.link(host, "up");
+        self.start(host, ":");
+    }
+
     /// The word of `--on` for all hosts.
     fn place(&self) -> String {
         let hosts: Vec<String> = self
@@ -66,7 +72,9 @@ impl Servers {
     fn environment(&self) -> BTreeMap<String, String> {
         let path = std::env::var("PATH").unwrap_or_default();
         let path = format!("{}:{path}", self.0.file("bin").display());
-        [("PATH".to_owned(), path)].into()
+        // Programs with gloo take the hosts' network.
+        let network = ("GLOO_SOCKET_IFNAME".to_owned(), "eth0".to_owned());
+        [("PATH".to_owned(), path), network].into()
     }
 }
 
@@ -95,8 +103,7 @@ fn hosts_that_vanish_and_come_back_keep_the_batch_and_every_sample() {
     run.wait_for_steps(2, 20);
     lab.power_off(3);
     run.wait_for_steps(3, 20);
-    lab.link(3, "up");
-    servers.start(3, ":");
+    servers.power_on(3);
     run.wait_for_steps(4, 20);
     // Cut off: its processes live on, until they notice.
     lab.link(1, "down");
@@ -235,9 +242,7 @@ fn a_pytorch_program_on_hosts_consumes_every_sample_once() {
     let servers = Servers::of(3);
     let lab = &servers.0;
     let mut trainer = own_trainer(&python, SCRIPT, &["--save-every=5"]);
-    let mut environment = servers.environment();
-    environment.insert("GLOO_SOCKET_IFNAME".to_owned(), "eth0".to_owned());
-    trainer.run = trainer.run.with_environment(environment);
+    trainer.run = trainer.run.with_environment(servers.environment());
     let start = |more: &[&str], steps| {
         let place = servers.place();
         let arguments = trainer.arguments(&[more, &["--on", &place]].concat(), steps, "--steps");
@@ -248,8 +253,7 @@ fn a_pytorch_program_on_hosts_consumes_every_sample_once() {
     trainer.wait_for_steps(1, 8);
     lab.power_off(3);
     trainer.wait_for_steps(2, 8);
-    lab.link(3, "up");
-    servers.start(3, ":");
+    servers.power_on(3);
     trainer.wait_for_steps(3, 8);
     // Rank 0 trains there, and lives on until its host notices.
     lab.link(1, "down");
@@ -304,9 +308,7 @@ fn what_a_trainer_on_another_host_posts_is_shown() {
         "--logging_steps=5",
         "--disable_tqdm=true",
     ];
-    let mut environment = servers.environment();
-    environment.insert("GLOO_SOCKET_IFNAME".to_owned(), "eth0".to_owned());
-    let run = Run::of_file(&recipe).with_environment(environment);
+    let run = Run::of_file(&recipe).with_environment(servers.environment());
     let trainer = Trainer::new(run, words.map(str::to_owned).to_vec());
     let place = servers.place();
     let more = ["--recipe-gpus", "2", "--on", &place];

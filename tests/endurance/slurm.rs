@@ -143,6 +143,16 @@ impl Cluster {
             .collect()
     }
 
+    /// Takes a node from its job for 20 s, by a job of a higher priority.
+    fn preempt(&self, node: u32) {
+        let node = format!("--nodelist=n{node}");
+        let urgent = ["--partition=urgent", "--exclusive", "--output=/dev/null"];
+        self.asked(
+            "sbatch",
+            &[&urgent[..], &[&node, "--wrap=sleep 20"]].concat(),
+        );
+    }
+
     fn wait_for_empty_queue(&self) {
         wait_for("an empty queue", || self.queue().is_empty().then_some(()));
     }
@@ -322,32 +332,29 @@ fn ten_faults_of_slurm_in_a_row_leave_an_exact_ledger() {
     let further = |number: u32| format!("{first}-node-{number}");
     let number_of = |name: &str| cluster.queue()[name].clone();
     let now = std::cell::Cell::new(wait_for_world(&run, 0, 3));
-    // Each fault, and the world before all nodes are back.
-    let after = |fault: &str, size: u64| {
+    // Each fault, the world before all nodes are back, and what brings them back.
+    let after = |fault: &str, size: u64, mend: &dyn Fn()| {
         let generation = wait_for_world(&run, now.get(), size);
         println!("{fault}: {}", cost(&run, now.get()));
         now.set(generation);
+        mend();
         if size < 3 {
             now.set(wait_for_world(&run, generation, 3));
             println!("  all nodes are back: {}", cost(&run, generation));
         }
     };
-    let restart = |node: u32| {
-        lab.link(node, "up");
-        cluster.start(node);
-    };
+    let by_itself = || ();
 
     run.signal_rank(now.get(), 1, Signal::KILL);
-    after("a rank is killed", 3);
+    after("a rank is killed", 3, &by_itself);
     cluster.asked("scontrol", &["requeue", &number_of(&further(1))]);
-    after("a further node's job is requeued", 2);
+    after("a further node's job is requeued", 2, &by_itself);
     let node = node_of(&cluster, &further(2));
     lab.power_off(node);
-    let generation = wait_for_world(&run, now.get(), 2);
-    println!("a further node loses its power: {}", cost(&run, now.get()));
-    restart(node);
-    now.set(wait_for_world(&run, generation, 3));
-    println!("  all nodes are back: {}", cost(&run, generation));
+    after("a further node loses its power", 2, &|| {
+        lab.link(node, "up");
+        cluster.start(node);
+    });
     let controller = fs::read_to_string(lab.file("ctl.pid")).unwrap();
     sh(&format!("kill -9 {}", controller.trim()));
     std::thread::sleep(Duration::from_secs(60));
@@ -356,41 +363,24 @@ fn ten_faults_of_slurm_in_a_row_leave_an_exact_ledger() {
     assert_eq!(run.worlds().len() as u64, now.get());
     let job = number_of(&first);
     run.signal_launcher(Signal::KILL);
-    after("the launcher is killed; the next job resumes", 3);
+    after(
+        "the launcher is killed; the next job resumes",
+        3,
+        &by_itself,
+    );
     assert_ne!(running_job(&cluster, &first), job);
     cluster.asked("scontrol", &["requeue", &running_job(&cluster, &first)]);
-    after("the first job is requeued", 3);
+    after("the first job is requeued", 3, &by_itself);
     let job = running_job(&cluster, &first);
     cluster.asked("scancel", &["--batch", "--signal=TERM", &job]);
-    after("the first job's time limit is announced", 3);
+    after("the first job's time limit is announced", 3, &by_itself);
     let node = node_of(&cluster, &further(1));
     lab.link(node, "down");
-    let generation = wait_for_world(&run, now.get(), 2);
-    println!("a further node is cut off: {}", cost(&run, now.get()));
-    lab.link(node, "up");
-    now.set(wait_for_world(&run, generation, 3));
-    println!("  all nodes are back: {}", cost(&run, generation));
-    let node = format!("--nodelist=n{}", node_of(&cluster, &further(2)));
-    let urgent = [
-        "--parsable",
-        "--partition=urgent",
-        &node,
-        "--exclusive",
-        "--wrap=sleep 20",
-    ];
-    cluster.asked("sbatch", &urgent);
-    after("a further node's job is preempted", 2);
-    let node = format!("n{}", node_of(&cluster, &first));
-    let urgent = [
-        "--parsable",
-        "--partition=urgent",
-        "--nodelist",
-        &node,
-        "--exclusive",
-        "--wrap=sleep 20",
-    ];
-    cluster.asked("sbatch", &urgent);
-    after("the first job is preempted", 3);
+    after("a further node is cut off", 2, &|| lab.link(node, "up"));
+    cluster.preempt(node_of(&cluster, &further(2)));
+    after("a further node's job is preempted", 2, &by_itself);
+    cluster.preempt(node_of(&cluster, &first));
+    after("the first job is preempted", 3, &by_itself);
 
     let suspended = run.call_in(&lab.inside(), "suspend");
     assert!(suspended.status.success(), "{}", stderr(&suspended));

@@ -31,9 +31,15 @@ pub struct Node {
     pub name: String,
     /// By which the other nodes reach it.
     pub address: String,
-    /// Options of `srun` for the step there.
-    pub step: Vec<String>,
-    /// GPUs of it that may be used; `None`: all.
+    pub step: Step,
+}
+
+/// The job step on a node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Step {
+    /// Options of `srun`.
+    pub options: Vec<String>,
+    /// GPUs of the node that may be used; `None`: all.
     pub gpus: Option<u64>,
 }
 
@@ -52,9 +58,8 @@ pub fn later_task() -> Option<String> {
     std::env::var(TASK).ok().filter(|task| task != "0")
 }
 
-/// The nodes of the allocation that this process is in. `step`: options of `srun` for them. `gpus`: those of
-/// a node that may be used; `None`: all.
-pub fn nodes(step: &[String], gpus: Option<u64>) -> Result<Vec<Node>, HostError> {
+/// The nodes of the allocation that this process is in.
+pub fn nodes(step: &Step) -> Result<Vec<Node>, HostError> {
     let (Ok(job), Ok(nodes)) = (std::env::var(JOB), std::env::var(NODES)) else {
         let problem = "this is not inside an allocation of Slurm; add `--nodes N` to submit the run, or start this command by \
                        `sbatch --nodes N --no-kill --wrap '…'`";
@@ -65,24 +70,18 @@ pub fn nodes(step: &[String], gpus: Option<u64>) -> Result<Vec<Node>, HostError>
             "this is a job of the array {array}, whose jobs would all write one run; submit a job without `--array`"
         )));
     }
-    nodes_of(&job, &nodes, step, gpus)
+    nodes_of(&job, &nodes, step)
 }
 
 /// These nodes of a job, which may be in Slurm's short form.
-fn nodes_of(
-    job: &str,
-    nodes: &str,
-    step: &[String],
-    gpus: Option<u64>,
-) -> Result<Vec<Node>, HostError> {
+fn nodes_of(job: &str, nodes: &str, step: &Step) -> Result<Vec<Node>, HostError> {
     let names = call("scontrol", &["show", "hostnames", nodes], "")?;
     let shown = call("scontrol", &["--oneliner", "show", "node", nodes], "")?;
     let nodes = names.split_whitespace().map(|name| Node {
         job: job.to_owned(),
         name: name.to_owned(),
         address: address(&shown, name).unwrap_or(name).to_owned(),
-        step: step.to_vec(),
-        gpus,
+        step: step.clone(),
     });
     Ok(nodes.collect())
 }
@@ -145,7 +144,7 @@ impl Node {
             .args(["--jobid", &self.job, "--nodelist", &self.name])
             .args(["--nodes=1", "--ntasks=1", "--overlap", "--unbuffered"])
             .args(["--job-name=evenkeel", "--cpu-bind=none", "--quiet"])
-            .args(&self.step)
+            .args(&self.step.options)
             .arg(program)
             .arg("host");
         Remote::connect(command, first)

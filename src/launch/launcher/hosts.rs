@@ -66,8 +66,7 @@ impl Launcher<'_> {
     }
 
     /// Whether the next generation of an external trainer must wait, because a process of a lost host may still write
-    /// checkpoints. Each generation of the built-in trainer has its own
-    /// directory.
+    /// checkpoints. Each generation of the built-in trainer has its own directory.
     pub(super) fn waits_for_lost_ranks(&self) -> Result<bool, LaunchError> {
         let (Some(fenced), Some(current), Some(_)) = (self.fenced, &self.current, &self.external)
         else {

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use super::submission::Submission;
-use super::{HostError, JOB, Node, call, field, nodes_of};
+use super::{HostError, JOB, Node, Step, call, field, nodes_of};
 use crate::util::lock::lock;
 
 /// Age up to which an answer of `squeue` is used again.
@@ -18,12 +18,10 @@ const PAUSE: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub struct Jobs {
     pub submission: Submission,
-    /// GPUs of a node that may be used; `None`: all.
-    gpus: Option<u64>,
+    /// The steps on further nodes.
+    pub step: Step,
     /// This process's own job.
     own: String,
-    /// Options of `srun` for steps on the nodes.
-    step: Vec<String>,
     seen: Mutex<Option<(Instant, Vec<Queued>)>>,
     /// When each further node's job was last submitted.
     submitted: Mutex<BTreeMap<u64, Instant>>,
@@ -41,22 +39,15 @@ struct Queued {
 }
 
 impl Jobs {
-    /// Those of a submission whose first job this process is in. `step`: options of `srun` for steps on the nodes. `gpus`:
-    /// those of a node that may be used; `None`: all.
-    pub fn of(submission: Submission, step: &[String], gpus: Option<u64>) -> Jobs {
+    /// Those of a submission whose first job this process is in.
+    pub fn of(submission: Submission, step: Step) -> Jobs {
         Jobs {
             submission,
+            step,
             own: std::env::var(JOB).unwrap_or_default(),
-            step: step.to_vec(),
-            gpus,
             seen: Mutex::new(None),
             submitted: Mutex::default(),
         }
-    }
-
-    /// GPUs of a node that may be used; `None`: all.
-    pub fn gpus(&self) -> Option<u64> {
-        self.gpus
     }
 
     /// The nodes that the run can use besides those of the first job, by number.
@@ -93,7 +84,7 @@ impl Jobs {
         if job.state != "RUNNING" {
             return Ok(None);
         }
-        Ok(nodes_of(&job.id, &job.nodes, &self.step, self.gpus)?.pop())
+        Ok(nodes_of(&job.id, &job.nodes, &self.step)?.pop())
     }
 
     /// Ends the job of a further node that is about to end, so that another one takes its place.
@@ -137,21 +128,21 @@ impl Jobs {
     }
 }
 
-/// Ends all jobs in the queue of the run whose first job has this name; false if there are none.
-pub fn end_all(name: &str) -> Result<bool, HostError> {
+/// Ends all jobs in the queue of runs whose first jobs have these names; false if there are none.
+pub fn end_all(names: &[String]) -> Result<bool, HostError> {
     let all = queue(None)?;
     let of_run = |job: &Queued| {
-        let rest = job.name.strip_prefix(name);
-        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with("-node-"))
+        let mut rests = names.iter().filter_map(|name| job.name.strip_prefix(name));
+        rests.any(|rest| rest.is_empty() || rest.starts_with("-node-"))
     };
     let of_run: Vec<Queued> = all.into_iter().filter(of_run).collect();
     cancel(&of_run)?;
     Ok(!of_run.is_empty())
 }
 
-/// The job in the queue with this name, which trains the run or waits for that.
-pub fn queued(name: &str) -> Result<Option<String>, HostError> {
-    Ok(queue(Some(name))?.pop().map(|job| job.id))
+/// The job in the queue with one of these names, which trains its run or waits for that.
+pub fn queued(names: &[String]) -> Result<Option<String>, HostError> {
+    Ok(queue(Some(&names.join(",")))?.pop().map(|job| job.id))
 }
 
 /// Submits the first job. Returns its number.
