@@ -11,7 +11,7 @@
 //! gen-N/output/                          what else is in the checkpoint directory at the end
 //! ```
 //!
-//! A checkpoint is whole when all parts exist. Each pod adds what the trainer wrote on its disk, the newest checkpoint
+//! A checkpoint is whole when all parts exist, but for those of lost pods that have never added a file. Each pod adds what the trainer wrote on its disk, the newest checkpoint
 //! first, and repeats what fails.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -78,6 +78,8 @@ struct Part {
 /// Copies the checkpoints of one generation, in a thread.
 pub struct Mirror {
     shared: Arc<Shared>,
+    /// Uid of the first pod.
+    first: Option<String>,
     thread: JoinHandle<()>,
 }
 
@@ -88,6 +90,8 @@ struct Shared {
     end: AtomicU8,
     /// The world lost a rank.
     lost: AtomicBool,
+    /// The first pod is lost.
+    first_lost: AtomicBool,
     warnings: Mutex<Vec<String>>,
 }
 
@@ -112,6 +116,7 @@ impl Mirror {
         copier.known = copier.newest();
         Mirror {
             shared,
+            first: record.pods().next().map(|pod| pod.uid.clone()),
             thread: std::thread::spawn(move || {
                 priority::lower();
                 copier.copy();
@@ -127,9 +132,16 @@ impl Mirror {
         self.thread.is_finished()
     }
 
-    /// Tells it that the world lost a rank: the first pod may announce no more.
-    pub fn rank_lost(&self) {
+    /// Tells it that the world lost a rank: the first pod may announce no more. `pods`: uids of those that are lost.
+    pub fn rank_lost(&self, pods: &[String]) {
         self.shared.lost.store(true, Ordering::SeqCst);
+        if self
+            .first
+            .as_ref()
+            .is_some_and(|first| pods.contains(first))
+        {
+            self.shared.first_lost.store(true, Ordering::SeqCst);
+        }
     }
 
     /// What went wrong since the last call.
@@ -235,7 +247,11 @@ impl Copier {
                     return true;
                 }
                 let lost = self.shared.lost.load(Ordering::SeqCst);
-                let patience = if lost { LOST } else { LIVES };
+                let patience = match self.shared.first_lost.load(Ordering::SeqCst) {
+                    true => Duration::ZERO,
+                    false if lost => LOST,
+                    false => LIVES,
+                };
                 if ended_since.is_some_and(|since| !last && since.elapsed() > patience) {
                     return true;
                 }
@@ -507,12 +523,49 @@ fn numbers(bucket: &Bucket, generation: &str) -> Result<Vec<u64>, BucketError> {
 }
 
 fn is_whole(bucket: &Bucket, prefix: &str, members: usize) -> Result<bool, BucketError> {
+    Ok(absent_parts(bucket, prefix, members)?.is_empty())
+}
+
+/// The members of a generation whose parts of a checkpoint are absent.
+fn absent_parts(
+    bucket: &Bucket,
+    prefix: &str,
+    members: usize,
+) -> Result<BTreeSet<usize>, BucketError> {
+    let mut absent = BTreeSet::new();
     for member in 0..members {
         if !bucket.has(&part_key(prefix, member, members))? {
-            return Ok(false);
+            absent.insert(member);
         }
     }
-    Ok(true)
+    Ok(absent)
+}
+
+/// Whether the first pods alone have written the whole checkpoints of these generations, each given by its number and its
+/// pods; false if there is none.
+fn only_first_pods_write(
+    bucket: &Bucket,
+    generations: &[(u64, usize)],
+) -> Result<bool, CheckpointError> {
+    let mut found = false;
+    for (generation, members) in generations {
+        let generation = files::generation(*generation);
+        for number in numbers(bucket, &generation)? {
+            let prefix = prefix(&generation, number);
+            // A world of one pod shows nothing.
+            if *members < 2 || !is_whole(bucket, &prefix, *members)? {
+                continue;
+            }
+            for member in 1..*members {
+                let part = part(bucket, &part_key(&prefix, member, *members))?;
+                if part.is_some_and(|part| !part.files.is_empty()) {
+                    return Ok(false);
+                }
+            }
+            found = true;
+        }
+    }
+    Ok(found)
 }
 
 fn announced_key(prefix: &str) -> String {
@@ -574,6 +627,9 @@ pub struct Chosen {
     prefix: Option<String>,
     /// Pods that wrote it.
     members: usize,
+    /// Those that were lost before they had said that they add nothing.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    without: BTreeSet<usize>,
 }
 
 /// The newest whole checkpoint of the generations before `record`, or the one that the last of them resumed from. `None`
@@ -587,37 +643,62 @@ pub fn choose(
 ) -> Result<Option<Chosen>, CheckpointError> {
     let mut earlier = bucket_copy::generations(bucket)?;
     earlier.retain(|number| *number < record.number);
-    let mut is_previous = true;
+    let mut records = Vec::new();
     for number in earlier {
-        let generation = files::generation(number);
-        let previous = format!("{generation}/{}", files::RECORD);
-        let previous: Option<Generation> = bucket.read_json(&previous)?;
+        let key = format!("{}/{}", files::generation(number), files::RECORD);
         // Without a record no ranks were started.
-        let Some(previous) = previous else {
-            continue;
+        records.extend(bucket.read_json::<Generation>(&key)?);
+    }
+    let Some(previous) = records.first() else {
+        return Ok(Some(Chosen::default()));
+    };
+    if may_still_add(bucket, record, previous, waited, drain)? {
+        return Ok(None);
+    }
+    let worlds: Vec<_> = (records.iter())
+        .map(|record| (record.number, record.members.len()))
+        .collect();
+    let mut next = record;
+    for (index, of) in records.iter().enumerate() {
+        let generation = files::generation(of.number);
+        let members = of.members.len();
+        let is_lost = |member: &usize| {
+            let pod = of.members[*member].pod.as_ref();
+            *member > 0 && pod.is_some_and(|pod| next.lost.contains(&pod.uid))
         };
-        if is_previous && may_still_add(bucket, record, &previous, waited, drain)? {
-            return Ok(None);
-        }
-        is_previous = false;
-        let members = previous.members.len();
         for number in numbers(bucket, &generation)? {
             let prefix = prefix(&generation, number);
-            if is_whole(bucket, &prefix, members)? {
-                let prefix = Some(prefix);
-                return Ok(Some(Chosen { prefix, members }));
+            let without = absent_parts(bucket, &prefix, members)?;
+            if without.is_empty()
+                || without.iter().all(is_lost) && only_first_pods_write(bucket, &worlds[index..])?
+            {
+                return Ok(Some(Chosen {
+                    prefix: Some(prefix),
+                    members,
+                    without,
+                }));
             }
         }
         // What older generations have added since then is not of the run's history.
         let resumed = format!("{generation}/{}", files::CALL);
-        if let Some(resumed) = bucket.read_json::<Chosen>(&resumed)? {
-            let prefix = resumed.prefix.as_ref();
-            if prefix.map_or(Ok(true), |prefix| is_whole(bucket, prefix, resumed.members))? {
-                return Ok(Some(resumed));
-            }
+        if let Some(resumed) = bucket.read_json::<Chosen>(&resumed)?
+            && resumed.is_whole(bucket)?
+        {
+            return Ok(Some(resumed));
         }
+        next = of;
     }
     Ok(Some(Chosen::default()))
+}
+
+impl Chosen {
+    /// Whether the bucket has all its parts. None are needed to start anew.
+    fn is_whole(&self, bucket: &Bucket) -> Result<bool, BucketError> {
+        let Some(prefix) = &self.prefix else {
+            return Ok(true);
+        };
+        Ok(absent_parts(bucket, prefix, self.members)?.is_subset(&self.without))
+    }
 }
 
 /// Whether a pod of the previous generation may still add to a checkpoint.
@@ -629,6 +710,11 @@ fn may_still_add(
     drain: Duration,
 ) -> Result<bool, BucketError> {
     for (number, member) in previous.members.iter().enumerate() {
+        if let Some(pod) = &member.pod
+            && record.lost.contains(&pod.uid)
+        {
+            continue;
+        }
         let mut others = record.members.iter();
         let stays = others.any(|other| other.pod.is_some() && other.pod == member.pod);
         let limit = match &record.reason {
@@ -661,7 +747,7 @@ pub fn fetch(
 ) -> Result<Option<ExternalCheckpoint>, CheckpointError> {
     let mut parts = Vec::new();
     if let Some(prefix) = &chosen.prefix {
-        for member in 0..chosen.members {
+        for member in (0..chosen.members).filter(|member| !chosen.without.contains(member)) {
             let key = part_key(prefix, member, chosen.members);
             let part =
                 part(bucket, &key)?.ok_or_else(|| BucketError::missing(&bucket.url(&key)))?;
@@ -740,7 +826,7 @@ mod tests {
     use crate::api::recipe_snapshot::RecipeSnapshot;
     use crate::bucket::tests::in_memory;
     use crate::external_trainer::choice;
-    use crate::lifecycle::generation::{Member, testing};
+    use crate::lifecycle::generation::{Member, PodRef, testing};
     use crate::plan::{self, PlanRequest};
     use crate::recipe;
     use crate::recipe::schema::spec::Remainder;
@@ -895,6 +981,79 @@ mod tests {
         // That of an older generation counts, if the newest one has none.
         started(&bucket, 2);
         assert_eq!(chosen(&bucket, 3, LEAVES), whole);
+    }
+
+    /// A record whose second pod, and that of the generation before, are `pods`.
+    fn without_second(number: u64) -> (Generation, Generation) {
+        let mut before = record(number - 1);
+        for (index, member) in before.members.iter_mut().enumerate() {
+            let name = format!("pod-{index}");
+            member.pod = Some(PodRef {
+                uid: name.clone(),
+                ip: "10.0.0.1".to_owned(),
+                node: name.clone(),
+                name,
+            });
+        }
+        let after = Generation {
+            lost: vec![before.members[1].pod.clone().unwrap().uid],
+            members: before.members[..1].to_vec(),
+            ..record(number)
+        };
+        (before, after)
+    }
+
+    #[test]
+    fn the_empty_part_of_a_lost_pod_is_not_missed() {
+        let bucket = in_memory();
+        let (before, after) = without_second(2);
+        bucket.put_json("gen-1/record.json", &before).unwrap();
+        let (first, second) = (pod(&bucket, 0, 1), pod(&bucket, 1, 1));
+        let chosen = || choose(&bucket, &after, AT_ONCE, AT_ONCE).unwrap();
+        let prefix = || Some(chosen()?.prefix);
+        // The first pod stays, and has not said yet that it adds no more.
+        assert_eq!(prefix(), None);
+        let mut state = Adding::default();
+        let announce = |number: u64| {
+            let name = format!("checkpoint-{number}");
+            first.write(&format!("{name}/trainer_state.json"), "{}");
+            let path = first.copier.external.call.checkpoint_dir.join(name);
+            first.copier.announce(number, &path).unwrap();
+            let mut of_first = Adding::default();
+            first.copier.add_announced(&mut of_first, true).unwrap();
+        };
+        announce(1);
+        first.copier.mark(&ended_key(1, 0)).unwrap();
+        // Nothing shows what the other pod would have added.
+        assert_eq!(prefix(), Some(None));
+        second.copier.add_announced(&mut state, true).unwrap();
+        announce(2);
+        assert_eq!(prefix(), Some(Some("gen-1/external-000002".to_owned())));
+        let disk = tempfile::tempdir().unwrap();
+        let fetched = fetch(&bucket, disk.path(), "checkpoint-", &chosen().unwrap()).unwrap();
+        assert_eq!(fetched.unwrap().path, disk.path().join("checkpoint-2"));
+        // A later generation without a checkpoint of its own resumes from it, too.
+        bucket
+            .put_json("gen-2/call.json", &chosen().unwrap())
+            .unwrap();
+        bucket.put_json("gen-2/record.json", &after).unwrap();
+        let third = Generation {
+            number: 3,
+            ..after.clone()
+        };
+        let chosen = choose(&bucket, &third, LEAVES + LIVES, AT_ONCE).unwrap();
+        assert_eq!(chosen.unwrap().prefix.unwrap(), "gen-1/external-000002");
+        // Where the other pod has added files, none is complete without them.
+        second.write("checkpoint-1/rng_state_1.pth", "random");
+        let path = second
+            .copier
+            .external
+            .call
+            .checkpoint_dir
+            .join("checkpoint-1");
+        second.copier.add(1, &path, |_| false).unwrap();
+        bucket.delete("gen-2/call.json").unwrap();
+        assert_eq!(prefix(), Some(Some("gen-1/external-000001".to_owned())));
     }
 
     #[test]

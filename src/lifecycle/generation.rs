@@ -30,6 +30,9 @@ pub struct Generation {
     pub plan: Plan,
     /// The checkpoint it starts from; `None`: the initial weights.
     pub start: Option<CheckpointRef>,
+    /// Uids of pods of earlier generations that are known to be lost: nobody waits for what they might still copy.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub lost: Vec<String>,
     /// Address on which rank 0 listens.
     pub master: Address,
     /// Seconds since the Unix epoch; RFC 3339 in JSON.
@@ -57,6 +60,10 @@ impl Generation {
         let mut ranks = self.members.iter().map(|member| member.ranks);
         if let Some(ranks) = ranks.find(|ranks| !(1..=RANKS).contains(ranks)) {
             return Some(format!("a member has {}", count(ranks, "rank")));
+        }
+        let lost = self.lost.len() as u64;
+        if lost > MEMBERS {
+            return Some(format!("it has {}", count(lost, "lost pod")));
         }
         if let Some(flaw) = self.plan.flaw() {
             return Some(format!("plan: {flaw}"));
@@ -356,6 +363,7 @@ pub mod testing {
             members,
             plan,
             start: None,
+            lost: Vec::new(),
             master: Address {
                 host: String::new(),
                 port: 0,

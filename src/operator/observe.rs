@@ -17,11 +17,12 @@ use super::pod_index::{is_over, node_of};
 use crate::api::status::{Current, Slot, TrainingJobStatus};
 use crate::api::{OnCordon, TrainingJob};
 use crate::inventory::kubernetes::{ResourceRequest, Standing, standing};
-use crate::lifecycle::CheckpointRef;
 use crate::lifecycle::agent_state::{self, AgentState, LaterGeneration, Problem};
+use crate::lifecycle::generation::PodRef;
 use crate::lifecycle::placement::{PodState, SlotState};
 use crate::lifecycle::protocol::Ending;
 use crate::lifecycle::rank_status::{RankStatus, Stage};
+use crate::lifecycle::{CheckpointRef, Generation, Member};
 use crate::telemetry::now;
 
 /// Largest number of pods of one job that the controller polls: 1,024 in slots, and as many that leave. A user can give
@@ -67,6 +68,9 @@ pub struct ClusterState {
     /// reports them as ready.
     pub suspects: BTreeSet<String>,
 }
+
+/// Most lost pods that a record names.
+const LOST_PODS: usize = 64;
 
 impl ClusterState {
     /// Observes a job. `edits`: whether edits of the spec take effect; an edit without a plan does not.
@@ -278,6 +282,25 @@ impl ClusterState {
             Some(agent.generation) == status.number()
                 && agent.ranks.iter().all(RankStatus::has_ended)
         })
+    }
+
+    /// Uids of lost pods of a generation and those before it, the newest last: what its record says, and those that are
+    /// not in these members of the next one.
+    pub fn lost_of(&self, before: &Generation, members: &[Member]) -> Vec<String> {
+        let stays = |pod: &PodRef| members.iter().any(|it| it.pod.as_ref() == Some(pod));
+        let is_lost = |pod: &&PodRef| {
+            let found = self.pods.get(&pod.name);
+            let found = found.filter(|found| found.uid().as_ref() == Some(&pod.uid));
+            let agent = self.agents.get(&pod.name);
+            let answers = agent.is_some_and(|agent| agent.silent_since.is_none());
+            !stays(pod) && (!answers || found.is_none_or(|found| is_over(found)))
+        };
+        let lost = before.pods().filter(is_lost);
+        let mut lost: Vec<String> = (before.lost.iter().cloned())
+            .chain(lost.map(|pod| pod.uid.clone()))
+            .collect();
+        lost.drain(..lost.len().saturating_sub(LOST_PODS));
+        lost
     }
 
     /// Names of the members' pods that have a rank which a peer reports as lost.

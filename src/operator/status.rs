@@ -417,10 +417,12 @@ impl Reconciliation<'_> {
         let first = members.first().and_then(|member| member.pod.as_ref());
         let host = first.map_or_else(String::new, |pod| pod.ip.clone());
         let offset = u16::try_from(number % u64::from(build::MASTER_PORTS)).unwrap_or(0);
+        let before = status.generation.as_ref();
         let record = Generation {
             job: job.uid().unwrap_or_default(),
             number,
             reason: reason.clone(),
+            lost: before.map_or_else(Vec::new, |before| cluster.lost_of(&before.record, &members)),
             members,
             plan,
             start: status.checkpoint.clone(),
@@ -430,7 +432,6 @@ impl Reconciliation<'_> {
             },
             created: now,
         };
-        let before = status.generation.as_ref();
         let change = rescale(&record, before, status.rescale_since.as_ref(), now);
         let command = if cluster.edits {
             Some(job.spec.trainer.command.clone())

@@ -3,11 +3,14 @@
 
 use std::path::PathBuf;
 use std::process::Command;
+use std::time::Instant;
 
 use evenkeel::bucket::Bucket;
 use serde_json::{Value, json};
 
-use super::support::{Job, kit, kubectl, output_text, poll, recipe, s3_environment};
+use super::support::{
+    Job, kit, kubectl, node_without_controller, output_text, poll, recipe, restored, s3_environment,
+};
 use super::{elastic, fencing};
 
 #[test]
@@ -173,4 +176,75 @@ fn a_folder_of_scripts_trains_on_a_bucket_from_one_command() {
         .join(format!("gen-{last}/output/model.safetensors"));
     let kept = || std::fs::read_to_string(&model).ok();
     assert_eq!(poll("the model", kept, show), "trained\n");
+}
+
+/// A trainer whose rank 0 alone saves.
+const FIRST_SAVES: &str = r#"
+step=0
+[ "$1" != --from ] || step=${2##*/step-}
+trap 'exit 143' TERM
+while true; do
+  step=$((step + 1))
+  /bin/busybox sleep 0.1
+  if [ "$RANK" = 0 ] && [ $((step % 40)) = 0 ]; then
+    /bin/busybox mkdir -p "$EVENKEEL_CHECKPOINT_DIR/step-$step"
+    echo "$step" > "$EVENKEEL_CHECKPOINT_DIR/step-$step/weights"
+  fi
+done
+"#;
+
+#[test]
+fn a_lost_node_costs_no_checkpoint_that_the_first_pod_has_saved() {
+    let mut own = recipe(4800);
+    own["spec"]["trainer"] = json!({"resume": ["--from", "{checkpoint}"]});
+    let command = [
+        "/bin/busybox",
+        "sh",
+        "-c",
+        FIRST_SAVES,
+        "sh",
+        "{resume_args}",
+    ];
+    let more = json!({"image": "evenkeel.test/busybox:1", "trainer": {"command": command}});
+    let job = Job::with_bucket("first-saves").start(&own, more);
+    let trains =
+        |status: &Value, nodes: u64| status["phase"] == "Running" && status["nodes"] == nodes;
+    let before = job.wait("three nodes", |status| trains(status, 3));
+    let whole = || {
+        let parts = job.begun_run()?.join("gen-1/external-000002");
+        let all = (0..3).all(|part| parts.join(format!("part-{part}-of-3.json")).is_file());
+        all.then_some(())
+    };
+    let show = || output_text(&Command::new("find").arg(job.volume()).output().unwrap());
+    poll("a second checkpoint of all pods", whole, show);
+    // The first pod stays.
+    let members = before["generation"]["record"]["members"]
+        .as_array()
+        .unwrap();
+    let first = members[0]["pod"]["node"].as_str().unwrap();
+    let node = Some(node_without_controller()).filter(|node| node != first);
+    let others = members[1..].iter().map(|member| &member["pod"]["node"]);
+    let node = node.unwrap_or_else(|| others.last().unwrap().as_str().unwrap().to_owned());
+    let lost = Instant::now();
+    {
+        let _restored = restored("kit", &["return", &node]);
+        kit(&["lose", &node]);
+        let call = job.run().join("gen-2/call.json");
+        let record = job.run().join("gen-2/record.json");
+        let begun = || Some(std::fs::read(&call).ok()?).filter(|_| record.is_file());
+        let call = poll("the next generation", begun, show);
+        let seconds = lost.elapsed().as_secs_f64();
+        let chosen: Value = serde_json::from_slice(&call).unwrap();
+        let prefix = chosen["prefix"].as_str().unwrap();
+        let number: u64 = prefix.rsplit('-').next().unwrap().parse().unwrap();
+        println!("{seconds:.1} s after the loss of {node} a generation resumes from {chosen}");
+        assert!(prefix.starts_with("gen-1/") && number > 2, "{chosen}");
+        assert_eq!(
+            chosen["without"].as_array().map(Vec::len),
+            Some(1),
+            "{chosen}"
+        );
+        job.wait("two nodes", |status| trains(status, 2));
+    }
+    job.delete_whole();
 }

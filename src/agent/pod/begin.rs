@@ -62,7 +62,7 @@ impl PodAgent {
             return;
         }
         if let (Some(mirror), Reason::RankLost { .. }) = (&self.mirror, &record.reason) {
-            mirror.rank_lost();
+            mirror.rank_lost(&record.lost);
         }
         if !self.is_kept() {
             self.report_wait("copying what the last ranks have left to the bucket".to_owned());
