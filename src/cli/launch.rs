@@ -28,7 +28,7 @@ use crate::hub::Hub;
 use crate::inventory::Inventory;
 use crate::launch::Phase as RunPhase;
 use crate::launch::hosts::slurm::submission::Submission;
-use crate::launch::hosts::{Hosts, Reach, slurm};
+use crate::launch::hosts::{self, Hosts, Reach, slurm};
 use crate::launch::{
     LaunchError, Launcher, Request, RunDir, RunLock, RunOptions, base, continued, download, index,
     port, prepare, requirements, run_path, with_command_of_run, with_inputs, with_snapshots,
@@ -176,6 +176,14 @@ impl Args {
         self.on == Some(Place::Slurm)
     }
 
+    /// The hosts that ranks run on by SSH, as the user names them.
+    pub fn listed_hosts(&self) -> Option<&str> {
+        match &self.on {
+            Some(Place::Ssh(listed)) => Some(listed),
+            _ => None,
+        }
+    }
+
     /// Where the ranks run.
     fn place(&self) -> Place {
         match (&self.on, self.options.nodes) {
@@ -236,9 +244,17 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     run_typed(args, typed())
 }
 
-/// Resumes the run in `out` with the words of its launch, on `procs` processes.
-pub fn again(typed: Vec<String>, out: &Path, procs: Option<u64>) -> anyhow::Result<ExitCode> {
+/// Resumes the run in `out` with the words of its launch, on `procs` processes, and on these hosts if they have changed.
+pub fn again(
+    typed: Vec<String>,
+    out: &Path,
+    procs: Option<u64>,
+    hosts: Option<String>,
+) -> anyhow::Result<ExitCode> {
     let mut args = parse_launch(&typed)?;
+    if let (Some(Place::Ssh(listed)), Some(hosts)) = (&mut args.on, hosts) {
+        *listed = hosts;
+    }
     args.resume = true;
     args.out = Some(out.to_path_buf());
     args.name = None;
@@ -524,7 +540,7 @@ fn launch(
         hosts => hosts?,
     };
     let processes = processes(args, external, &inventory, hosts.as_ref())?;
-    let hosts = hosts.map(|hosts| hosts.on(processes.device));
+    let mut hosts = hosts.map(|hosts| hosts.on(processes.device));
     let ranks = processes.count;
     let spec = recipe.spec.of_world(ranks);
     let run_dir = run_path::choose(&asked, &spec)?;
@@ -598,12 +614,18 @@ fn launch(
     let longest = jobs.as_ref().map_or(Duration::ZERO, |_| LONGEST_LOCK);
     let run_lock = acquire(run_dir, &asked, &recipe.spec, longest, &signals)?;
     let run_dir = run_lock.run_dir();
-    if let Some(hosts) = &hosts {
+    if let Some(hosts) = &mut hosts {
         hosts.share(run_dir.path())?;
         if external {
             let trainer = requirements(run_dir, recipe, args.resume)?;
-            hosts.can_run(&trainer, &recipe.key("trainer.checkpoint_dir"))?;
+            hosts.can_run(trainer, &recipe.key("trainer.checkpoint_dir"))?;
         }
+    }
+    if args.resume
+        && let Some(listed) = args.listed_hosts()
+        && run_dir.run()?.command_line != typed
+    {
+        run_dir.keep_hosts(hosts::absolute(listed)?)?;
     }
     let mut display = Display::new(mode(args));
     let downloaded = download(

@@ -53,7 +53,9 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         (Format::Text, None) => {}
         (output, jobs) => {
             let jobs = jobs.map(|(jobs, _)| jobs);
-            output.print(&json!({"runs": status::rows(), "jobs": jobs}))?;
+            output.print(
+                &json!({"runs": status::rows(), "queued": status::queued(), "jobs": jobs}),
+            )?;
         }
     }
     Ok(ExitCode::SUCCESS)

@@ -127,6 +127,10 @@ impl Asked {
         let without_gpus = gpus.problem.is_some() || self.device == DeviceChoice::Cpu;
         let slots = hosts.slots_on(DeviceKind::Cpu);
         let stated = self.procs.or(self.world);
+        let several = !without_gpus && stated != Some(1);
+        if let Some(problem) = hosts.different_gpus().filter(|_| several) {
+            bail!("{problem}");
+        }
         let asked = match stated {
             None if without_gpus => Asked {
                 procs: Some(slots),

@@ -107,8 +107,7 @@ fn the_one(run: &Path, found: Vec<RunDir>) -> anyhow::Result<RunDir> {
     match found.as_slice() {
         [one] => Ok(one.clone()),
         [] if let Some(job) = slurm::queued(run) => bail!(
-            "{0} has not begun: its job {job} waits in Slurm's queue; `squeue --jobs {job}` shows why, and `evenkeel cancel {0}` \
-             removes it",
+            "{0} has not begun: {job} in Slurm's queue; `evenkeel status {0}` shows it, and `evenkeel cancel {0}` removes it",
             run.display()
         ),
         [] => bail!(

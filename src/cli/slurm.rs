@@ -17,7 +17,7 @@ use super::recipe_args::{RecipeArgs, RecipeOptions};
 use super::{EXIT_REFUSED, first_set, parse_launch, render};
 use crate::external_trainer::{self, ExternalTrainer};
 use crate::launch::hosts::slurm::Step;
-use crate::launch::hosts::slurm::jobs::{self, Jobs};
+use crate::launch::hosts::slurm::jobs::{self, Jobs, Queued};
 use crate::launch::hosts::slurm::submission::{self, Submission};
 use crate::launch::hosts::{Reach, slurm};
 use crate::launch::run_path::RUNS;
@@ -291,8 +291,15 @@ pub fn cancel_queued(run: &Path) -> anyhow::Result<bool> {
 }
 
 /// The job of a run that has not begun, by its directory or its name.
-pub fn queued(run: &Path) -> Option<String> {
+pub fn queued(run: &Path) -> Option<Queued> {
     jobs::queued(&names(run).ok()?).ok()?
+}
+
+/// The jobs in the queue of runs that were submitted from the working directory; none without Slurm.
+pub fn queued_here() -> Vec<Queued> {
+    let here = std::env::current_dir().ok();
+    here.and_then(|here| jobs::queued_from(&here).ok())
+        .unwrap_or_default()
 }
 
 /// The names that the first job of a run with this directory or name may have.
@@ -397,7 +404,8 @@ pub fn submit(launch: &Launch<'_>, nodes: u64) -> anyhow::Result<ExitCode> {
     if let Some(job) = jobs::queued(std::slice::from_ref(&submission.name))? {
         let place = shell::join(&[place.display().to_string()]);
         bail!(
-            "job {job} of this run is in Slurm's queue already; `evenkeel cancel {place}` removes it"
+            "job {} of this run is in Slurm's queue already; `evenkeel cancel {place}` removes it",
+            job.id
         );
     }
     let job = jobs::submit(&submission)?;

@@ -13,7 +13,10 @@ use super::EXIT_REFUSED;
 use super::cluster::{self, ClusterArgs};
 use super::output::{Format, line, print, width};
 use super::run_arg::{self, Found, Target};
+use super::slurm;
 use super::table::Table;
+use crate::launch::hosts::slurm::jobs::Queued;
+use crate::launch::hosts::slurm::submission;
 use crate::launch::run_dir::GenerationRow;
 use crate::launch::{LaunchError, Phase, RunDir, RunState, history, proof};
 use crate::telemetry::{Pace, StepRecord, human};
@@ -67,21 +70,25 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         }
         return list(args.output);
     };
-    let found = Target::named(name, args.local, &args.cluster).find(false)?;
+    let target = Target::named(name.clone(), args.local, &args.cluster);
     if args.ledger {
-        return match &found {
+        return match &target.find(false)? {
             Found::Run(run_dir) => prove(run_dir, args.output),
             Found::Job(job) => cluster::ledger::run(job, &args.cluster, args.output),
         };
     }
     loop {
+        let found = target.find(false);
+        let job = found.as_ref().err().and_then(|_| slurm::queued(&name));
         if args.watch && args.output == Format::Text && std::io::stdout().is_terminal() {
             // The cursor to the first line, and an empty screen.
             print("\x1b[H\x1b[2J")?;
         }
-        let view = match &found {
-            Found::Run(run_dir) => show(run_dir, args.output)?,
-            Found::Job(job) => cluster::show::run(job, &args.cluster, args.output)?,
+        let view = match (job, found) {
+            (Some(job), _) => show_queued(&name, &job, args.output)?,
+            (None, Ok(Found::Run(run_dir))) => show(&run_dir, args.output)?,
+            (None, Ok(Found::Job(job))) => cluster::show::run(&job, &args.cluster, args.output)?,
+            (None, Err(error)) => return Err(error),
         };
         if !args.watch || view.ended {
             return Ok(view.code);
@@ -93,9 +100,9 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
 /// Current activity of a run. A launcher that died leaves an outdated phase in the state.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 struct Activity {
-    /// `preparing`, or one of [`Phase`].
+    /// `queued`, `preparing`, `waiting`, or one of [`Phase`].
     phase: &'static str,
-    /// Reason of a failure.
+    /// Reason of a failure, or what it waits for.
     #[serde(skip_serializing_if = "Option::is_none")]
     message: Option<String>,
     /// True if no launcher runs and the run has not ended.
@@ -124,8 +131,15 @@ impl Activity {
 
     fn of(state: Option<&RunState>, in_use: bool) -> Activity {
         let mut message = None;
+        let waits = state.and_then(|state| state.waits.as_ref());
         let (phase, ended) = match state.map(|state| &state.phase) {
             None => ("preparing", false),
+            Some(Phase::Starting | Phase::Running)
+                if let Some(waits) = waits.filter(|_| in_use) =>
+            {
+                message = Some(waits.clone());
+                ("waiting", false)
+            }
             // A launcher resumes it and has not started a rank yet.
             Some(Phase::Drained | Phase::Failed { .. }) if in_use => ("preparing", false),
             Some(Phase::Starting) => ("starting", false),
@@ -253,12 +267,28 @@ pub(super) fn rows() -> Vec<Listed> {
     run_arg::all().iter().map(Listed::of).collect()
 }
 
-/// Lists the runs on this machine.
+/// The jobs in Slurm's queue of runs that were submitted from here and have not begun.
+pub(super) fn queued() -> Vec<Queued> {
+    let begun: Vec<String> = (run_arg::all().iter())
+        .filter_map(|run| Some(submission::name(&std::path::absolute(run.path()).ok()?)))
+        .collect();
+    let mut queued = slurm::queued_here();
+    queued.retain(|job| !begun.contains(&job.name));
+    queued
+}
+
+/// Lists the runs on this machine, and those that wait for Slurm.
 pub fn list(output: Format) -> anyhow::Result<ExitCode> {
     let rows = rows();
     if let Format::Text = output {
-        if rows.is_empty() {
+        let queued = queued();
+        for job in &queued {
+            line(format_args!("{}: {job} in Slurm's queue", job.name))?;
+        }
+        if rows.is_empty() && queued.is_empty() {
             line(format_args!("no runs under {}/", run_arg::RUNS))?;
+        }
+        if rows.is_empty() {
             return Ok(ExitCode::SUCCESS);
         }
         let mut table = Table::new(["run", "plan", "committed samples", "generations", "phase"]);
@@ -281,6 +311,32 @@ struct Shown<'a> {
     /// Further keys once a generation was started.
     #[serde(flatten)]
     rest: serde_json::Value,
+}
+
+/// Shows a run that has not begun.
+fn show_queued(run: &Path, job: &Queued, output: Format) -> anyhow::Result<View> {
+    let activity = Activity {
+        phase: "queued",
+        message: Some(job.to_string()),
+        interrupted: false,
+        ended: false,
+    };
+    if output == Format::Text {
+        line(format_args!(
+            "{}: {activity} in Slurm's queue",
+            run.display()
+        ))?;
+    } else {
+        output.print(&Shown {
+            run,
+            activity,
+            rest: json!({"slurm": job}),
+        })?;
+    }
+    Ok(View {
+        code: ExitCode::SUCCESS,
+        ended: false,
+    })
 }
 
 fn show(run_dir: &RunDir, output: Format) -> anyhow::Result<View> {
@@ -317,6 +373,7 @@ fn show(run_dir: &RunDir, output: Format) -> anyhow::Result<View> {
             "committed": state.checkpoint_ref,
             "last_step": steps.first(),
             "generations": state.generations,
+            "hosts": state.hosts,
             "external_trainer": external,
         });
         output.print(&Shown {
@@ -345,6 +402,10 @@ fn show(run_dir: &RunDir, output: Format) -> anyhow::Result<View> {
             "  memory      micro-batches above {limit} ran out of memory; a resume with another \
              --rank-memory retries them"
         ))?;
+    }
+    for (number, host) in state.hosts.iter().enumerate().filter(|_| !view.ended) {
+        let label = if number == 0 { "hosts" } else { "" };
+        line(format_args!("  {label:<10}  {host}"))?;
     }
     if let Some(progress) = progress(&steps, run.horizon.budget_samples) {
         line(format_args!("  progress    {progress}"))?;

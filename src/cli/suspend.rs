@@ -78,7 +78,7 @@ fn stop(args: SuspendArgs, stop: Stop) -> anyhow::Result<ExitCode> {
         }
     };
     let request = if run_dir.in_use()? {
-        let request = run_dir.request(Wanted::Stop(stop))?.request;
+        let request = run_dir.request(Wanted::Stop(stop), None)?.request;
         wait(&run_dir, request, args.timeout.unwrap_or(300))?;
         Some(request)
     } else {
@@ -195,5 +195,6 @@ pub fn resume(args: ResumeArgs) -> anyhow::Result<ExitCode> {
             run.base.display()
         )
     })?;
-    launch::again(run.command_line, &out, args.procs)
+    let hosts = run_dir.desired()?.and_then(|desired| desired.hosts);
+    launch::again(run.command_line, &out, args.procs, hosts)
 }

@@ -8,7 +8,7 @@ mod ssh;
 use std::sync::Arc;
 
 use crate::host::{Remote, ToHost, Unreached};
-pub use list::{HostError, Listed, read};
+pub use list::{HostError, Listed, absolute, changed, read, written};
 pub use pool::{HostNews, Hosts, Lost, Unreachable};
 use slurm::Node;
 use slurm::jobs::Jobs;
@@ -29,7 +29,7 @@ pub type Called = Result<Option<Reached>, Unreached>;
 
 /// A host that is reached.
 pub struct Reached {
-    remote: Remote,
+    remote: Arc<Remote>,
     /// Its name, for people.
     name: String,
     /// The address by which the other hosts reach it too.
@@ -72,7 +72,7 @@ impl Reach {
     fn connect(&self, program: &Program, first: &ToHost, note: &dyn Fn(String)) -> Called {
         let reached = |remote, name, address| {
             Ok(Some(Reached {
-                remote,
+                remote: Arc::new(remote),
                 name,
                 address,
             }))

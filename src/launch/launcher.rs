@@ -49,12 +49,12 @@ pub struct Launcher<'a> {
     gpus_together: usize,
     /// The hosts that run the ranks; `None`: this machine.
     hosts: Option<Hosts>,
+    /// Those of the newest request, if they are not the launch's.
+    hosts_asked: Option<String>,
     /// The newest change of a host, as the reason of a drain.
     host_news: Option<String>,
     /// Until then ranks of a lost host may run on.
     fenced: Option<Instant>,
-    /// The run waits for hosts, and a warning was printed.
-    waits: bool,
     program: PathBuf,
     /// Recipe and absolute run path of the external trainer; `None` for the built-in trainer.
     external: Option<ExternalRun>,
@@ -118,6 +118,8 @@ impl<'a> Launcher<'a> {
         });
         // Requests to an earlier launcher are already answered.
         state.request = run_lock.earlier_request();
+        state.waits = None;
+        state.hosts.clear();
         Ok(Launcher {
             run_dir: run_lock.run_dir().clone(),
             losses: (run.built_in.as_ref())
@@ -130,9 +132,9 @@ impl<'a> Launcher<'a> {
             gpus: request.gpus.clone(),
             gpus_together: request.gpus_together,
             hosts: None,
+            hosts_asked: None,
             host_news: None,
             fenced: None,
-            waits: false,
             program,
             state,
             desired: ranks,
@@ -161,6 +163,12 @@ impl<'a> Launcher<'a> {
         Launcher {
             hosts: Some(hosts),
             desired: if all { plan::MOST_GPUS } else { self.desired },
+            hosts_asked: self
+                .run_dir
+                .desired()
+                .ok()
+                .flatten()
+                .and_then(|it| it.hosts),
             ..self
         }
     }
@@ -180,7 +188,10 @@ impl<'a> Launcher<'a> {
             }
             let (action, capacity) = self.decide()?;
             match action {
-                RankAction::Keep => self.wait()?,
+                RankAction::Keep => {
+                    self.show_hosts()?;
+                    self.wait()?;
+                }
                 RankAction::Drain => self.drain()?,
                 RankAction::CancelDrain => self.cancel_drain()?,
                 RankAction::Publish {
@@ -376,13 +387,22 @@ impl<'a> Launcher<'a> {
         };
         if desired.request > self.state.request {
             self.state.request = desired.request;
-            match desired.wanted {
-                Wanted::Stop(stop) => self.stop = Some(stop),
-                Wanted::Ranks(ranks) => {
-                    self.stop = None;
-                    self.desired = ranks;
-                    self.capacity = u64::MAX;
+            if desired.hosts != self.hosts_asked {
+                desired.hosts.iter().for_each(|it| self.change_hosts(it));
+                self.hosts_asked = desired.hosts;
+            }
+            let ranks = match desired.wanted {
+                Wanted::Stop(stop) => {
+                    self.stop = Some(stop);
+                    None
                 }
+                Wanted::Ranks(ranks) => Some(ranks),
+                Wanted::All => Some(plan::MOST_GPUS),
+            };
+            if let Some(ranks) = ranks {
+                self.stop = None;
+                self.desired = ranks;
+                self.capacity = u64::MAX;
             }
             self.write_state()?;
         }
@@ -510,7 +530,7 @@ impl<'a> Launcher<'a> {
                 self.run_dir.path().display()
             ))
         })?;
-        self.waits = false;
+        self.state.waits = None;
         self.host_news = None;
         self.fenced = None;
         let (members, shares) = self.members(world);
@@ -524,6 +544,7 @@ impl<'a> Launcher<'a> {
             members,
             plan,
             start: self.state.checkpoint_ref.clone(),
+            lost: Vec::new(),
             master,
             created: now(),
         };
@@ -704,9 +725,9 @@ mod tests {
             "batch: {global: 12, per_device_batch_size: 2}",
             &[],
         );
-        launched.run_dir.request(Wanted::Ranks(4)).unwrap();
+        launched.run_dir.request(Wanted::Ranks(4), None).unwrap();
         let run_lock = RunLock::take(launched.run_dir.clone()).unwrap();
-        launched.run_dir.request(Wanted::Ranks(1)).unwrap();
+        launched.run_dir.request(Wanted::Ranks(1), None).unwrap();
         let prepared = launched.resume(|_| {}).unwrap();
         let mut display = Display::new(Mode::Quiet);
         let request = &launched.request;

@@ -3,7 +3,7 @@
 //! ```text
 //! RUN/run.json               the run ([`crate::lifecycle::files`] has the names that ranks also use)
 //! RUN/state.json             progress and phase; only the launcher writes it
-//! RUN/desired.json           requested number of ranks (desired.lock serializes requests)
+//! RUN/desired.json           the newest request (desired.lock serializes requests)
 //! RUN/data/                  the prepared data
 //! RUN/gen-N/                 files of one generation
 //! ```
@@ -23,6 +23,7 @@ use crate::lifecycle::{CheckpointRef, Generation, Reason, files};
 use crate::plan::{DeviceKind, Reached};
 use crate::train::{Run, TrainError};
 use crate::util::durable::{FileError, Lock, read_json, write_json};
+use crate::util::format::count;
 
 const STATE: &str = "state.json";
 const DESIRED: &str = "desired.json";
@@ -33,12 +34,15 @@ const DESIRED_LOCK: &str = "desired.lock";
 pub struct RunDir(PathBuf);
 
 /// A request for a number of ranks, or to stop (`desired.json`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Desired {
     #[serde(flatten)]
     pub wanted: Wanted,
     /// Increases with every request, so that a repeated number is noticed.
     pub request: u64,
+    /// The hosts of the run in place of those of its launch, as after `--on ssh:`. Later requests keep them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hosts: Option<String>,
 }
 
 /// What is requested of a run.
@@ -47,6 +51,8 @@ pub struct Desired {
 pub enum Wanted {
     /// To train on this number of ranks.
     Ranks(u64),
+    /// To train on as many ranks as the hosts have devices for.
+    All,
     Stop(Stop),
 }
 
@@ -54,6 +60,7 @@ impl fmt::Display for Wanted {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Wanted::Ranks(ranks) => f.write_str(&DeviceKind::Cpu.count(*ranks)),
+            Wanted::All => f.write_str("other hosts"),
             Wanted::Stop(Stop::Suspend) => f.write_str("a suspension"),
             Wanted::Stop(Stop::Cancel) => f.write_str("a cancellation"),
         }
@@ -93,6 +100,40 @@ pub struct RunState {
     pub per_device_batch_size_limit: Option<u64>,
     /// All generations so far, oldest first.
     pub generations: Vec<GenerationRow>,
+    /// Why the run waits for hosts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waits: Option<String>,
+    /// The hosts of the run; none if all its ranks are on the launcher's machine.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub hosts: Vec<HostRow>,
+}
+
+/// A host of a run.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostRow {
+    pub name: String,
+    /// Ranks that it can run now.
+    pub slots: u64,
+    /// Why it runs none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub problem: Option<String>,
+}
+
+impl fmt::Display for HostRow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.problem {
+            Some(problem) => f.write_str(problem),
+            None if self.slots > 0 => write!(f, "{}, {}", self.name, count(self.slots, "rank")),
+            None => write!(f, "{}, not there", self.name),
+        }
+    }
+}
+
+impl HostRow {
+    /// Whether the launcher knows if it can use it.
+    pub fn is_settled(&self) -> bool {
+        self.slots > 0 || self.problem.is_some()
+    }
 }
 
 impl RunState {
@@ -215,8 +256,30 @@ impl RunDir {
         self.read(DESIRED)
     }
 
-    /// Requests something of the run's launcher. Concurrent requests get consecutive numbers.
-    pub fn request(&self, wanted: Wanted) -> Result<Desired, LaunchError> {
+    /// Requests something of the run's launcher. Concurrent requests get consecutive numbers. `hosts`: other hosts than before.
+    pub fn request(&self, wanted: Wanted, hosts: Option<String>) -> Result<Desired, LaunchError> {
+        self.ask(|before, request| Desired {
+            wanted,
+            request: request + 1,
+            hosts: hosts.or(before.and_then(|before| before.hosts)),
+        })
+    }
+
+    /// Keeps the hosts of a resume for the next one.
+    pub fn keep_hosts(&self, hosts: String) -> Result<(), LaunchError> {
+        let desired = |before: Option<Desired>, request| Desired {
+            wanted: before.map_or(Wanted::All, |before| before.wanted),
+            request,
+            hosts: Some(hosts),
+        };
+        self.ask(desired).map(drop)
+    }
+
+    /// Writes a request, made from the one before and its number.
+    fn ask(
+        &self,
+        make: impl FnOnce(Option<Desired>, u64) -> Desired,
+    ) -> Result<Desired, LaunchError> {
         let path = self.0.join(DESIRED_LOCK);
         // With `read` opening a named pipe does not wait for its reader.
         let _numbering = File::options()
@@ -226,13 +289,15 @@ impl RunDir {
             .open(&path)
             .and_then(|file| file.lock().map(|()| file))
             .map_err(|error| FileError::from_io("lock", &path, 0, error))?;
-        let request = match self.desired() {
-            Ok(desired) => desired.map_or(0, |desired| desired.request),
+        let (before, request) = match self.desired() {
+            Ok(before) => {
+                let request = before.as_ref().map_or(0, |before| before.request);
+                (before, request)
+            }
             // This request replaces a damaged one and must be newer than the last answered one.
-            Err(_) => self.state()?.map_or(0, |state| state.request),
+            Err(_) => (None, self.state()?.map_or(0, |state| state.request)),
         };
-        let request = request + 1;
-        let desired = Desired { wanted, request };
+        let desired = make(before, request);
         self.write(DESIRED, &desired)?;
         Ok(desired)
     }
@@ -307,7 +372,7 @@ mod tests {
     fn concurrent_requests_get_different_numbers() {
         let directory = tempfile::tempdir().unwrap();
         let run_dir = RunDir::at(directory.path());
-        let ask = || (0..5).map(|_| run_dir.request(Wanted::Ranks(2)).unwrap().request);
+        let ask = || (0..5).map(|_| run_dir.request(Wanted::Ranks(2), None).unwrap().request);
         let numbers: BTreeSet<u64> = thread::scope(|scope| {
             let asking: Vec<_> = (0..8)
                 .map(|_| scope.spawn(|| ask().collect::<Vec<u64>>()))

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::path::Path;
 
+use evenkeel::engine::cuda::nvrtc::Nvrtc;
 use serde_json::json;
 
 use super::lab::{Lab, is_possible, sh};
@@ -10,6 +12,8 @@ use super::support::{Run, merge, same_losses, small, stderr};
 use super::trainers::{BATCH, Trainer, own_file, own_trainer, python, same_samples};
 
 const SSHD: &str = "/usr/sbin/sshd";
+/// Gives a process another time.
+const FAKETIME: &str = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1";
 
 /// Hosts with SSH servers.
 struct Servers(Lab);
@@ -50,6 +54,27 @@ impl Servers {
         let conf = self.0.file("sshd.conf");
         self.0
             .on(host, &format!("{first}\n{SSHD} -f {}", conf.display()));
+    }
+
+    /// Starts all hosts again, each with these further variables.
+    fn restart_with(&self, variables: impl Fn(u32) -> String) {
+        for host in self.0.hosts() {
+            self.0.power_off(host);
+            self.0.link(host, "up");
+            self.start_with(host, &variables(host));
+        }
+    }
+
+    /// Starts the server of a host with these further variables.
+    fn start_with(&self, host: u32, variables: &str) {
+        let conf = fs::read_to_string(self.0.file("sshd.conf")).unwrap();
+        let own = self.0.file(&format!("sshd-{host}.conf"));
+        fs::write(
+            &own,
+            conf.replace("SetEnv ", &format!("SetEnv {variables} ")),
+        )
+        .unwrap();
+        self.0.on(host, &format!("{SSHD} -f {}", own.display()));
     }
 
     /// Starts a host that was powered off.
@@ -229,6 +254,282 @@ fn hosts_that_cannot_be_used_are_named_with_what_to_do() {
             "put the run into a directory that all hosts have at the same path, with --out\n",
         ],
     );
+}
+
+#[test]
+fn hosts_join_and_leave_a_run_on_request() {
+    if !is_possible(&[SSHD]) {
+        return;
+    }
+    let servers = Servers::of(3);
+    let lab = &servers.0;
+    let inside = lab.inside();
+    let spec = json!({"budget": {"samples": 100_000_000}, "checkpoint": {"every_samples": 2400}});
+    let run = Run::of(small(spec)).with_environment(servers.environment());
+    let resized = |change: &str| {
+        let output = run.call("resize", &["--hosts", change]);
+        let said = format!(
+            "{}{}",
+            String::from_utf8_lossy(&output.stdout),
+            stderr(&output)
+        );
+        (output.status.code(), said)
+    };
+    let hosts = || {
+        let shown = run.call("status", &[]).stdout;
+        let shown = String::from_utf8(shown).unwrap();
+        let lines = shown
+            .lines()
+            .map(str::trim_start)
+            .skip_while(|line| !line.starts_with("hosts "));
+        let lines =
+            lines.take_while(|line| line.starts_with("hosts ") || line.starts_with("10.9."));
+        let names = lines.map(|line| line.trim_start_matches("hosts").trim_start().to_owned());
+        names.collect::<Vec<_>>()
+    };
+    let launched = run.start_in(&inside, &["--on", "ssh:10.9.0.1,10.9.0.2"]);
+    run.wait_for_steps(1, 5);
+    assert_eq!(hosts(), ["10.9.0.1, 1 rank", "10.9.0.2, 1 rank"]);
+    let (code, said) = resized("+10.9.0.3");
+    assert_eq!(code, Some(0), "{said}\n{}", run.log());
+    assert!(
+        said.starts_with("requested 10.9.0.1, 10.9.0.2, 10.9.0.3\ngeneration 2 trains: 3 ×"),
+        "{said}"
+    );
+    // Rank 0 is there.
+    let (code, said) = resized("-10.9.0.1");
+    assert_eq!(code, Some(0), "{said}\n{}", run.log());
+    assert!(said.contains("\ngeneration 3 trains: 2 ×"), "{said}");
+    lab.wait_for_none(1);
+    let (code, said) = resized("+10.9.0.77:23");
+    assert_eq!(code, Some(1), "{said}\n{}", run.log());
+    assert!(said.contains("generation 3 trains: 2 ×"), "{said}");
+    assert!(
+        said.contains("error: 10.9.0.77:23 is not reached: "),
+        "{said}"
+    );
+    assert_eq!(hosts().len(), 3);
+    let (code, said) = resized("+root@10.9.0.2");
+    assert_eq!(code, Some(1), "{said}\n{}", run.log());
+    assert!(
+        said.contains("error: 10.9.0.2 and root@10.9.0.2 are one machine"),
+        "{said}"
+    );
+    run.drain(launched);
+    let (code, said) = resized("10.9.0.1,10.9.0.3");
+    assert_eq!(code, Some(0), "{said}");
+    let next = format!(
+        "`evenkeel resume {}` continues on 10.9.0.1, 10.9.0.3\n",
+        run.out().display()
+    );
+    assert!(said.ends_with(&next), "{said}");
+    let suspended = |generation| {
+        run.wait_for_steps(generation, 5);
+        let output = run.call_in(&inside, "suspend");
+        assert!(output.status.success(), "{}", stderr(&output));
+    };
+    let resume = || {
+        let words = [&inside[..], &[env!("CARGO_BIN_EXE_evenkeel")]].concat();
+        std::process::Command::new(words[0])
+            .args(&words[1..])
+            .arg("resume")
+            .arg(run.out())
+            .envs(servers.environment())
+            .spawn()
+            .unwrap()
+    };
+    let mut resumed = resume();
+    suspended(4);
+    resumed.wait().unwrap();
+    assert_eq!(hosts(), [""; 0]);
+    // A list that is typed for a resume holds from then on.
+    let launched = run.start_in(&inside, &["--resume", "--on", &servers.place()]);
+    suspended(5);
+    launched.wait();
+    let mut resumed = resume();
+    suspended(6);
+    resumed.wait().unwrap();
+    assert_eq!(run.worlds(), [2, 3, 2, 2, 3, 3], "{}", run.log());
+    assert_eq!(run.prove()["proved"], true);
+    lab.hosts().for_each(|host| lab.wait_for_none(host));
+}
+
+#[test]
+fn wrong_clocks_change_nothing() {
+    if !is_possible(&[SSHD, FAKETIME]) {
+        return;
+    }
+    let spec =
+        || small(json!({"budget": {"samples": 12_000}, "checkpoint": {"every_samples": 2400}}));
+    let alone = Run::of(spec());
+    let output = alone.launch(&["--procs", "1", "--quiet"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+
+    let servers = Servers::of(2);
+    let lab = &servers.0;
+    let clock =
+        |wrong: &str| format!("LD_PRELOAD={FAKETIME} FAKETIME={wrong} DONT_FAKE_MONOTONIC=1");
+    servers.restart_with(|host| clock(if host == 1 { "-2h" } else { "+10d" }));
+    let run = Run::of(spec()).with_environment(servers.environment());
+    let launched = run.start_in(&lab.inside(), &["--on", &servers.place()]);
+    run.wait_for_steps(1, 20);
+    lab.power_off(2);
+    run.wait_for_steps(2, 20);
+    lab.link(2, "up");
+    servers.start_with(2, &clock("-30d"));
+    run.wait_for_steps(3, 20);
+    assert!(launched.wait().success(), "{}", run.log());
+    assert_eq!(run.worlds(), [2, 1, 2], "{}", run.log());
+    same_losses(&alone, &run);
+    assert_eq!(run.prove()["samples"], 12_000);
+    lab.hosts().for_each(|host| lab.wait_for_none(host));
+}
+
+#[test]
+fn a_full_disk_of_hosts_ends_the_run_and_a_resume_continues_it() {
+    if !is_possible(&[SSHD]) {
+        return;
+    }
+    let spec =
+        || small(json!({"budget": {"samples": 12_000}, "checkpoint": {"every_samples": 1200}}));
+    let alone = Run::of(spec());
+    let output = alone.launch(&["--procs", "1", "--quiet"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+
+    let disk = Disk::of("64m");
+    let servers = Servers::of(2);
+    let lab = &servers.0;
+    let run = Run::of(spec())
+        .with_environment(servers.environment())
+        .placed(disk.0.path().join("run"));
+    let launched = run.start_in(&lab.inside(), &["--on", &servers.place()]);
+    run.wait_for_steps(1, 20);
+    disk.fill();
+    assert_eq!(launched.wait().code(), Some(1), "{}", run.log());
+    assert!(
+        run.log().contains("no space left on the disk of"),
+        "{}",
+        run.log()
+    );
+    lab.hosts().for_each(|host| lab.wait_for_none(host));
+    disk.empty();
+    let launched = run.start_in(&lab.inside(), &["--resume", "--on", &servers.place()]);
+    assert!(launched.wait().success(), "{}", run.log());
+    same_losses(&alone, &run);
+    assert_eq!(run.prove()["samples"], 12_000);
+    lab.hosts().for_each(|host| lab.wait_for_none(host));
+}
+
+/// A small disk that all hosts see. It is mounted before they are made.
+struct Disk(tempfile::TempDir);
+
+impl Disk {
+    fn of(size: &str) -> Disk {
+        let disk = Disk(tempfile::tempdir().unwrap());
+        let place = disk.0.path().display();
+        sh(&format!("mount -t tmpfs -o size={size} none {place}"));
+        disk
+    }
+
+    fn filler(&self) -> std::path::PathBuf {
+        self.0.path().join("filler")
+    }
+
+    fn fill(&self) {
+        let file = self.filler();
+        // It ends when the disk is full.
+        sh(&format!(
+            "cat /dev/zero >{} 2>/dev/null || true",
+            file.display()
+        ));
+    }
+
+    fn empty(&self) {
+        fs::remove_file(self.filler()).unwrap();
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        sh(&format!("umount -l {}", self.0.path().display()));
+    }
+}
+
+/// The variables of a launch on emulated GPUs, with the libraries in a directory; `None` without NVRTC.
+fn emulated_gpus(libraries: &Path) -> Option<BTreeMap<String, String>> {
+    if let Err(problem) = Nvrtc::load(None) {
+        // In CI, scripts/test.sh has installed NVRTC.
+        assert!(std::env::var_os("CI").is_none(), "{problem}");
+        eprintln!("SKIPPED: no emulated GPUs, {problem}");
+        return None;
+    }
+    emulated_gpu::install(libraries).unwrap();
+    let given = std::env::var("EVENKEEL_CUDA_LIBRARIES").unwrap_or_default();
+    let libraries = libraries.display().to_string();
+    Some(
+        [
+            (
+                "EVENKEEL_CUDA_LIBRARIES".to_owned(),
+                format!("{libraries}:{given}"),
+            ),
+            ("LD_LIBRARY_PATH".to_owned(), libraries),
+        ]
+        .into(),
+    )
+}
+
+#[test]
+fn the_gpus_of_hosts_train_and_one_host_is_lost() {
+    let libraries = tempfile::tempdir().unwrap();
+    let gpus = emulated_gpus(libraries.path()).filter(|_| is_possible(&[SSHD]));
+    let Some(gpus) = gpus else { return };
+    let spec = || {
+        small(json!({
+            "batch": {"global": 12, "per_device_batch_size": 2},
+            "budget": {"samples": 600},
+            "checkpoint": {"every_samples": 120},
+        }))
+    };
+    let alone = Run::of(spec());
+    let output = alone.launch(&["--procs", "1", "--device", "cpu", "--quiet"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+
+    let servers = Servers::of(2);
+    let lab = &servers.0;
+    let environment = servers.environment().into_iter().chain(gpus).collect();
+    let run = Run::of(spec()).with_environment(environment);
+    let list = lab.file("hosts.txt");
+    fs::write(&list, "10.9.0.1 gpus=1\n10.9.0.2\n").unwrap();
+    let on = format!("ssh:{}", list.display());
+    let launch = ["--on", on.as_str(), "--device", "cuda"];
+    let devices = |host: u32, models: &str| {
+        format!("EMULATED_GPU_DEVICES=2 EMULATED_NCCL_ADDRESS=10.9.0.{host} {models}")
+    };
+    servers.restart_with(|host| {
+        let model = if host == 1 {
+            "NVIDIA-H100:90"
+        } else {
+            "NVIDIA-A100:80"
+        };
+        devices(host, &format!("EMULATED_GPU_MODELS={model}"))
+    });
+    let output = run.launch_in(&lab.inside(), &launch);
+    assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+    let error = stderr(&output);
+    let different = "error: the GPUs are of different models: 10.9.0.1 (NVIDIA-H100), 10.9.0.2 (NVIDIA-A100); name hosts \
+                     with GPUs of one model\n";
+    assert!(error.contains(different), "{error}");
+    servers.restart_with(|host| devices(host, ""));
+    let launched = run.start_in(&lab.inside(), &launch);
+    run.wait_for_steps(1, 5);
+    lab.power_off(2);
+    assert!(launched.wait().success(), "{}", run.log());
+    assert_eq!(run.worlds(), [3, 1], "{}", run.log());
+    let planned = "2 hosts by SSH: 10.9.0.1 (1 GPU), 10.9.0.2 (2 GPUs)";
+    assert!(run.log().contains(planned), "{}", run.log());
+    same_losses(&alone, &run);
+    assert_eq!(run.prove()["samples"], 600);
+    lab.hosts().for_each(|host| lab.wait_for_none(host));
 }
 
 /// A script of this repository with DistributedDataParallel on gloo.

@@ -276,6 +276,23 @@ fn a_submitted_run_takes_the_nodes_that_slurm_gives_and_outlives_its_jobs() {
     let three = wait_for_world(&run, two, 3);
     lab.power_off(node_of(&cluster, &format!("{first}-node-2")));
     let two = wait_for_world(&run, three, 2);
+    // A node that no rank needs is given back, and asked for again.
+    let resized = |ranks: &str| {
+        let output = run.call("resize", &[ranks]);
+        assert!(
+            output.status.success(),
+            "{}\n{}",
+            stderr(&output),
+            run.log()
+        );
+    };
+    resized("1");
+    wait_for("one job and its successor", || {
+        let further = |name: &&String| name.contains("-node-");
+        (cluster.queue().keys().filter(further).count() == 0).then_some(())
+    });
+    resized("2");
+    let two = wait_for_world(&run, two, 2);
     // As Slurm announces the time limit.
     let job = running_job(&cluster, &first);
     cluster.asked("scancel", &["--batch", "--signal=TERM", &job]);
@@ -472,7 +489,18 @@ fn what_slurm_cannot_give_is_refused_and_what_waits_can_be_cancelled() {
     );
     let submitted = run.launch_in(&inside, &slurm);
     assert!(submitted.status.success(), "{}", stderr(&submitted));
-    assert_eq!(cluster.queue().len(), 1);
+    let job = cluster.queue().into_values().next().unwrap();
+    let waits = format!("job {job}, PENDING (");
+    let status = run.call_in(&inside, "status");
+    let shown = String::from_utf8(status.stdout).unwrap();
+    let expected = format!("{}: queued: {waits}", run.out().display());
+    assert!(shown.starts_with(&expected), "{shown}");
+    assert!(shown.ends_with(") in Slurm's queue\n"), "{shown}");
+    let list = cluster.call(program, &["list", "--local"]);
+    let shown = String::from_utf8(list.stdout).unwrap();
+    assert!(shown.contains(&waits), "{shown}");
+    let logs = stderr(&run.call_in(&inside, "logs"));
+    assert!(logs.contains(&format!(" has not begun: {waits}")), "{logs}");
     let cancelled = run.call_in(&inside, "cancel");
     assert!(cancelled.status.success(), "{}", stderr(&cancelled));
     cluster.wait_for_empty_queue();

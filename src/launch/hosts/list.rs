@@ -29,15 +29,53 @@ impl fmt::Display for Listed {
     }
 }
 
+/// The hosts as [`read`] reads them again.
+pub fn written(hosts: &[Listed]) -> String {
+    let word = |host: &Listed| {
+        let (user, name) = match host.destination.rsplit_once('@') {
+            Some((user, name)) => (format!("{user}@"), name),
+            None => (String::new(), host.destination.as_str()),
+        };
+        let name = match host.port {
+            Some(port) if name.contains(':') => format!("[{name}]:{port}"),
+            Some(port) => format!("{name}:{port}"),
+            None => name.to_owned(),
+        };
+        let of = |key: &str, number: Option<u64>| {
+            number.map_or(String::new(), |number| format!(" {key}={number}"))
+        };
+        format!(
+            "{user}{name}{}{}",
+            of("gpus", host.gpus),
+            of("procs", host.procs)
+        )
+    };
+    let words: Vec<String> = hosts.iter().map(word).collect();
+    words.join(",")
+}
+
 /// Why a list of hosts cannot be used.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct HostError(pub(super) String);
 
+/// Whether this is the name of a file, and not a list.
+fn is_file(hosts: &str) -> bool {
+    hosts.contains('/') || Path::new(hosts).is_file()
+}
+
+/// The same hosts from any working directory.
+pub fn absolute(hosts: &str) -> std::io::Result<String> {
+    match is_file(hosts) {
+        true => Ok(std::path::absolute(hosts)?.display().to_string()),
+        false => Ok(hosts.to_owned()),
+    }
+}
+
 /// Reads the hosts in a list or a file.
 pub fn read(hosts: &str) -> Result<Vec<Listed>, HostError> {
     let path = Path::new(hosts);
-    let is_file = hosts.contains('/') || path.is_file();
+    let is_file = is_file(hosts);
     let text = if is_file {
         let read = input::read(path, FILE_BYTES);
         let bytes = read.map_err(|error| HostError(format!("cannot read {hosts}: {error}")))?;
@@ -70,6 +108,42 @@ pub fn read(hosts: &str) -> Result<Vec<Listed>, HostError> {
                 .to_owned(),
         )),
         1..=HOSTS => Ok(found),
+        more => Err(HostError(format!("{more} hosts are more than {HOSTS}"))),
+    }
+}
+
+/// The hosts after a change: `+h9,-h3` adds and removes hosts of these, and a list or a file without signs replaces them.
+pub fn changed(hosts: &[Listed], change: &str) -> Result<Vec<Listed>, HostError> {
+    let signed = |word: &str| word.trim().starts_with(['+', '-']);
+    if !change.split(',').any(signed) {
+        return read(change);
+    }
+    let mut changed = hosts.to_vec();
+    for word in change.split(',') {
+        let (sign, word) = word.trim().split_at_checked(1).unwrap_or_default();
+        let problem = |problem: String| HostError(format!("`{sign}{word}`: {problem}"));
+        let host = host(word.trim()).map_err(problem)?;
+        let same = |other: &Listed| other.to_string() == host.to_string();
+        match (sign, changed.iter().position(same)) {
+            ("+", None) => changed.push(host),
+            ("+", Some(_)) => return Err(problem("the run has it already".to_owned())),
+            ("-", Some(index)) => drop(changed.remove(index)),
+            ("-", None) => {
+                let names: Vec<String> = changed.iter().map(Listed::to_string).collect();
+                return Err(problem(format!("the run's hosts are {}", names.join(", "))));
+            }
+            _ => {
+                return Err(problem(
+                    "every host needs `+` or `-` if one has it".to_owned(),
+                ));
+            }
+        }
+    }
+    match changed.len() {
+        0 => Err(HostError(
+            "no host would be left; `evenkeel suspend` stops the run".to_owned(),
+        )),
+        1..=HOSTS => Ok(changed),
         more => Err(HostError(format!("{more} hosts are more than {HOSTS}"))),
     }
 }
@@ -160,10 +234,32 @@ mod tests {
             listed("fd00::1", None, None, Some(2)),
         ];
         assert_eq!(found, expected);
+        assert_eq!(read(&written(&expected)).unwrap(), expected);
         let place = tempfile::tempdir().unwrap();
         let file = place.path().join("hosts");
         std::fs::write(&file, "# a pool\nh1\n\nme@h2:2222 # by its port\n").unwrap();
         assert_eq!(read(file.to_str().unwrap()).unwrap(), expected[..2]);
+    }
+
+    #[test]
+    fn a_change_adds_and_removes_hosts_or_replaces_all() {
+        let hosts = read("h1,me@h2:2222 gpus=4").unwrap();
+        let after = |change: &str| {
+            let names = changed(&hosts, change)?;
+            let names: Vec<String> = names.iter().map(Listed::to_string).collect();
+            Ok::<_, HostError>(names.join(" "))
+        };
+        assert_eq!(after("+h9 gpus=2,-h1").unwrap(), "me@h2:2222 h9");
+        assert_eq!(after("-me@h2:2222").unwrap(), "h1");
+        assert_eq!(after("h3, h1").unwrap(), "h3 h1");
+        let kept = changed(&hosts, "+h9").unwrap();
+        assert_eq!(kept[1], hosts[1]);
+        let error = |change: &str| after(change).unwrap_err().to_string();
+        insta::assert_snapshot!(error("+h1"), @"`+h1`: the run has it already");
+        insta::assert_snapshot!(error("-h3"), @"`-h3`: the run's hosts are h1, me@h2:2222");
+        insta::assert_snapshot!(error("+h3,h4"), @"`h4`: every host needs `+` or `-` if one has it");
+        insta::assert_snapshot!(error("-h1,-me@h2:2222"), @"no host would be left; `evenkeel suspend` stops the run");
+        insta::assert_snapshot!(error("+"), @"`+`: `` is not the name of a host");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The hosts of a run: which are there, what they have, and which of them run a world.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,10 +10,11 @@ use std::time::{Duration, Instant};
 
 use super::slurm::submission;
 use super::ssh::Program;
-use super::{Called, Reach, Reached};
-use crate::host::{Facts, Remote, Share, ToHost, Unreached};
+use super::{Called, Listed, Reach, Reached};
+use crate::host::{Facts, Remote, Share, ToHost};
 use crate::inventory::{Device, Devices};
 use crate::launch::Requirements;
+use crate::launch::run_dir::HostRow;
 use crate::lifecycle::Member;
 use crate::lifecycle::generation::Address;
 use crate::plan::DeviceKind;
@@ -71,8 +72,29 @@ pub struct Hosts {
     hosts: Vec<Host>,
     callers: Callers,
     device: DeviceKind,
-    token: Option<Token>,
+    admission: Admission,
     arrivals: (Sender<Arrival>, Receiver<Arrival>),
+}
+
+/// What a host must have that joins a run which trains.
+#[derive(Clone, Default)]
+struct Admission {
+    token: Option<Token>,
+    trainer: Option<Arc<Requirements>>,
+}
+
+/// A host that is there.
+struct There {
+    name: String,
+    remote: Arc<Remote>,
+    /// By which the other hosts reach it.
+    address: String,
+}
+
+/// A host and a port of it that others can connect to.
+struct Linked {
+    host: There,
+    port: u16,
 }
 
 /// What a thread needs to reach a host.
@@ -88,11 +110,17 @@ struct Host {
     /// By which the other hosts reach it too.
     address: String,
     state: State,
+    /// It has been there.
+    was_there: bool,
     /// It is about to end, and the user knows.
     leaves: bool,
+    /// The user has removed it: it runs no further ranks.
+    removed: bool,
+    /// No rank needs it, and its job has ended.
+    is_given_up: bool,
     /// Its GPUs that ranks can take.
     gpus: Vec<Device>,
-    /// Why it is not reached.
+    /// Why it is not there.
     problem: Option<String>,
 }
 
@@ -106,6 +134,8 @@ enum State {
 struct Arrival {
     host: usize,
     called: Called,
+    /// Why a host that is reached cannot train.
+    problem: Option<String>,
 }
 
 /// A file of the run directory whose text no other directory has.
@@ -192,7 +222,7 @@ impl Hosts {
             hosts,
             callers,
             device: DeviceKind::Cpu,
-            token: None,
+            admission: Admission::default(),
             arrivals: channel(),
         })
     }
@@ -202,6 +232,33 @@ impl Hosts {
         self.hosts.iter().filter_map(|host| {
             let remote = host.remote()?;
             Some((host.name(), remote.facts(), host.gpus.as_slice()))
+        })
+    }
+
+    /// The problem of hosts with GPUs of different models, whose equal shares of a batch take different times.
+    pub fn different_gpus(&self) -> Option<String> {
+        let there = self
+            .hosts
+            .iter()
+            .filter(|host| !host.removed && host.remote().is_some());
+        let of_hosts = there.map(|host| {
+            let models = host.gpus.iter().filter_map(|gpu| gpu.name.as_deref());
+            (host, models.collect::<BTreeSet<&str>>())
+        });
+        let of_hosts: Vec<_> = of_hosts.filter(|(_, models)| !models.is_empty()).collect();
+        let all: BTreeSet<&str> = of_hosts
+            .iter()
+            .flat_map(|(_, models)| models.iter().copied())
+            .collect();
+        let each = of_hosts.iter().map(|(host, models)| {
+            let models: Vec<&str> = models.iter().copied().collect();
+            format!("{} ({})", host.name(), models.join(", "))
+        });
+        (all.len() > 1).then(|| {
+            format!(
+                "the GPUs are of different models: {}; name hosts with GPUs of one model",
+                each.collect::<Vec<_>>().join(", ")
+            )
         })
     }
 
@@ -246,14 +303,10 @@ impl Hosts {
 
     /// Refuses hosts on which an external trainer cannot start, or whose checkpoints the others do not see. `key`: that of
     /// the checkpoints' directory in the recipe.
-    pub fn can_run(&self, trainer: &Requirements, key: &str) -> Result<(), Unreachable> {
-        let lacks = |host: &Host| {
-            let problem = host.remote()?.lacks(&trainer.base, &trainer.program)?;
-            Some(format!(
-                "{}: {problem}; install the program at the same path on all hosts, or launch from a directory that they share",
-                host.name()
-            ))
-        };
+    pub fn can_run(&mut self, trainer: Requirements, key: &str) -> Result<(), Unreachable> {
+        let trainer = Arc::new(trainer);
+        self.admission.trainer = Some(Arc::clone(&trainer));
+        let lacks = |host: &Host| lacks(&host.name, host.remote()?, &trainer);
         let problems: Vec<String> = self.hosts.iter().filter_map(lacks).collect();
         if !problems.is_empty() {
             return Err(Unreachable { problems });
@@ -300,36 +353,20 @@ impl Hosts {
         let text = input::read(file, FILE_BYTES).ok();
         let text = text.and_then(|text| String::from_utf8(text).ok());
         let file = std::path::absolute(file).ok();
-        self.token = file.zip(text).map(|(file, text)| Token { file, text });
+        self.admission.token = file.zip(text).map(|(file, text)| Token { file, text });
     }
 
     /// Refuses hosts that do not reach each other.
     pub fn check_links(&self) -> Result<(), Unreachable> {
-        let here = (self.hosts.iter().enumerate()).filter(|(_, host)| host.remote().is_some());
-        let here: Vec<(&Host, Address)> = here
-            .map(|(index, host)| (host, self.address(index, None)))
-            .collect();
-        let check = |from: &Host| {
-            let others: Vec<_> = here
-                .iter()
-                .filter(|(host, _)| !std::ptr::eq(*host, from))
-                .collect();
-            let addresses = others.iter().map(|(_, address)| address.clone()).collect();
-            let problems = from.remote().and_then(|remote| remote.connects(addresses));
-            let problems = others.iter().zip(problems.unwrap_or_default());
-            let problem = |(other, problem): (&&(&Host, Address), Option<String>)| {
-                let problem = problem?;
-                let (from, to, at) = (from.name(), other.0.name(), &other.1.host);
-                Some(format!(
-                    "{from} does not reach {to} at {at}: {problem}; open ports 20000 to 32767 between the hosts"
-                ))
-            };
-            problems.filter_map(problem).collect::<Vec<_>>()
-        };
+        let here: Vec<Linked> = self.there().map(There::linked).collect();
         let problems: Vec<String> = thread::scope(|all| {
             let checks: Vec<_> = here
                 .iter()
-                .map(|(host, _)| all.spawn(|| check(host)))
+                .map(|host| {
+                    let others = here.iter().filter(|other| !std::ptr::eq(*other, host));
+                    let others: Vec<&Linked> = others.collect();
+                    all.spawn(move || host.unreached(&others))
+                })
                 .collect();
             let found = checks.into_iter().filter_map(|check| check.join().ok());
             found.flatten().collect()
@@ -338,6 +375,43 @@ impl Hosts {
             true => Ok(()),
             false => Err(Unreachable { problems }),
         }
+    }
+
+    fn there(&self) -> impl Iterator<Item = There> {
+        self.hosts.iter().filter_map(|host| {
+            Some(There {
+                name: host.name(),
+                remote: Arc::clone(host.remote()?),
+                address: host.address.clone(),
+            })
+        })
+    }
+
+    /// The user's hosts are now these.
+    pub fn change(&mut self, listed: Vec<Listed>) {
+        let is =
+            |host: &Host, listed: &Listed| matches!(&host.reach, Reach::Ssh(of) if of == listed);
+        for host in &mut self.hosts {
+            host.removed = !listed.iter().any(|listed| is(host, listed));
+        }
+        for listed in listed {
+            if !self.hosts.iter().any(|host| is(host, &listed)) {
+                let mut host = Host::called(Reach::Ssh(listed), Ok(None));
+                host.state = State::Gone(Instant::now());
+                self.hosts.push(host);
+            }
+        }
+    }
+
+    /// The hosts for the status of a run.
+    pub fn rows(&self) -> Vec<HostRow> {
+        let hosts = self.hosts.iter().filter(|host| !host.removed);
+        let row = |host: &Host| HostRow {
+            name: host.name(),
+            slots: host.remote().map_or(0, |_| host.slots(self.device)),
+            problem: host.problem.clone(),
+        };
+        hosts.map(row).collect()
     }
 
     /// The hosts of a world: its members, and each one's share of the ranks. The first ones take as many as they can.
@@ -392,43 +466,33 @@ impl Hosts {
         }
     }
 
-    /// Looks at all hosts, and calls lost ones again.
-    pub fn look(&mut self) -> Vec<HostNews> {
+    /// Looks at all hosts, and calls those again that are lost and wanted. `wanted`: most ranks that the run may have.
+    /// `busy`: hosts with ranks now.
+    pub fn look(&mut self, wanted: u64, busy: &[usize]) -> Vec<HostNews> {
         let mut news = Vec::new();
-        while let Ok(Arrival {
-            host: index,
-            called,
-        }) = self.arrivals.1.try_recv()
-        {
-            let host = &mut self.hosts[index];
-            if !matches!(host.state, State::Connecting) {
-                continue;
-            }
-            let called = Host::called(host.reach.clone(), called);
-            let before = std::mem::replace(host, called);
-            let message = match (host.remote(), &host.problem) {
-                (Some(_), _) if host.reach.is_optional() => format!("{} has joined", host.name),
-                (Some(_), _) => format!("{} is back", host.name),
-                // Of one that was lost the user knows.
-                (None, Some(problem))
-                    if host.reach.is_optional() && before.problem.as_ref() != Some(problem) =>
-                {
-                    problem.clone()
-                }
-                (None, _) => continue,
-            };
-            news.push(HostNews {
+        while let Ok(arrival) = self.arrivals.1.try_recv() {
+            let message = self.arrived(arrival);
+            news.extend(message.map(|message| HostNews {
                 message,
                 lost: None,
-            });
+            }));
         }
+        let mut left = wanted;
         for index in 0..self.hosts.len() {
+            let slots = self.hosts[index].expected_slots(self.device);
+            let is_idle = !busy.contains(&index);
             let host = &mut self.hosts[index];
+            let is_spare = host.removed || left == 0 && host.reach.is_optional();
+            if !host.removed {
+                left = left.saturating_sub(slots);
+            }
             match &host.state {
                 State::There(remote) => {
                     if let Some(why) = remote.loss() {
+                        let message = format!("{} is lost: {why}", host.name());
+                        host.problem = Some(message.clone());
                         news.push(HostNews {
-                            message: format!("{} is lost: {why}", host.name()),
+                            message,
                             lost: Some(Lost {
                                 host: index,
                                 fenced: remote.fenced(),
@@ -436,37 +500,42 @@ impl Hosts {
                         });
                         host.state = State::Gone(Instant::now() + RETRY);
                         if host.leaves {
-                            let reach = host.reach.clone();
-                            thread::spawn(move || reach.has_left());
+                            host.give_up();
                         }
                     } else if remote.is_leaving() && !std::mem::replace(&mut host.leaves, true) {
                         news.push(HostNews {
                             message: format!("{} is about to end", host.name()),
                             lost: None,
                         });
+                    } else if is_spare && is_idle {
+                        host.state = State::Gone(Instant::now());
+                        news.push(HostNews {
+                            message: format!("{} is no longer needed", host.name()),
+                            lost: None,
+                        });
+                    }
+                }
+                State::Gone(_) if is_spare => {
+                    if !std::mem::replace(&mut host.is_given_up, true) {
+                        host.give_up();
                     }
                 }
                 State::Gone(next) if Instant::now() >= *next => {
+                    host.is_given_up = false;
                     host.state = State::Connecting;
                     let (reach, callers) = (host.reach.clone(), self.callers.clone());
-                    let (token, arrivals) = (self.token.clone(), self.arrivals.0.clone());
+                    let (admission, arrivals) = (self.admission.clone(), self.arrivals.0.clone());
+                    let others: Vec<There> = self.there().collect();
                     thread::spawn(move || {
                         let called = callers.call(&reach, &|_| ());
-                        let shares = |reached: &Reached| {
-                            token
-                                .as_ref()
-                                .is_none_or(|token| token.is_read(&reached.remote) == Some(true))
-                        };
-                        let called = match called {
-                            Ok(Some(reached)) if !shares(&reached) => {
-                                let problem = "it does not have the run's directory";
-                                Err(Unreached::Unstarted(problem.to_owned()))
-                            }
-                            called => called,
+                        let problem = match &called {
+                            Ok(Some(reached)) => admission.problem(reached, others),
+                            Ok(None) | Err(_) => None,
                         };
                         let _ = arrivals.send(Arrival {
                             host: index,
                             called,
+                            problem,
                         });
                     });
                 }
@@ -476,9 +545,60 @@ impl Hosts {
         news
     }
 
+    /// Takes what became of a call. Returns what the user does not know yet.
+    fn arrived(&mut self, arrival: Arrival) -> Option<String> {
+        let Arrival {
+            host: index,
+            called,
+            problem,
+        } = arrival;
+        let host = &self.hosts[index];
+        if !matches!(host.state, State::Connecting) {
+            return None;
+        }
+        let (reach, removed, was_there) = (host.reach.clone(), host.removed, host.was_there);
+        let called = Host::called(reach, called);
+        let before = std::mem::replace(&mut self.hosts[index], called);
+        let problem = problem.or_else(|| {
+            let arrived = &self.hosts[index];
+            arrived.remote()?;
+            let has_no_gpu = arrived.slots(self.device) == 0;
+            let has_no_gpu = has_no_gpu.then(|| format!("{} has no GPU", arrived.name()));
+            let differs = || {
+                let by_evenkeel = self.admission.trainer.is_none();
+                self.different_gpus()
+                    .filter(|_| by_evenkeel && self.device == DeviceKind::Cuda)
+            };
+            let problem = arrived.lacks_gpus().or(has_no_gpu);
+            problem.or_else(|| twice(&self.hosts)).or_else(differs)
+        });
+        let cannot_train = problem.is_some();
+        let host = &mut self.hosts[index];
+        host.removed = removed;
+        host.was_there |= was_there;
+        if cannot_train {
+            host.state = State::Gone(Instant::now() + RETRY);
+            host.problem = problem;
+        }
+        let is_new = host.reach.is_optional() || !was_there;
+        match (host.remote(), &host.problem) {
+            _ if removed => None,
+            (Some(_), _) if is_new => Some(format!("{} has joined", host.name())),
+            (Some(_), _) => Some(format!("{} is back", host.name())),
+            // Of one that was lost the user knows.
+            (None, Some(problem))
+                if (is_new || cannot_train) && before.problem.as_ref() != Some(problem) =>
+            {
+                Some(problem.clone())
+            }
+            (None, _) => None,
+        }
+    }
+
     /// The hosts that are not there or about to leave; `None`: all are there.
     pub fn absent(&self) -> Option<String> {
-        let absent = self.hosts.iter().filter(|host| !host.is_usable());
+        let wanted = self.hosts.iter().filter(|host| !host.removed);
+        let absent = wanted.filter(|host| !host.is_usable());
         let names: Vec<String> = absent.map(Host::name).collect();
         (!names.is_empty()).then(|| names.join(", "))
     }
@@ -522,13 +642,83 @@ impl Token {
     }
 }
 
+impl There {
+    /// The same with a free port.
+    fn linked(self) -> Linked {
+        let port = self.remote.port(None).unwrap_or_else(port::random);
+        Linked { host: self, port }
+    }
+}
+
+impl Linked {
+    /// Which of the others it does not reach.
+    fn unreached(&self, others: &[&Linked]) -> Vec<String> {
+        let address = |Linked { host, port }: &&Linked| Address {
+            host: host.address.clone(),
+            port: *port,
+        };
+        let addresses = others.iter().map(address).collect();
+        let problems = self.host.remote.connects(addresses).unwrap_or_default();
+        let problem = |(other, problem): (&&Linked, Option<String>)| {
+            let (problem, There { name, address, .. }) = (problem?, &other.host);
+            Some(format!(
+                "{} does not reach {name} at {address}: {problem}; open ports 20000 to 32767 between the hosts",
+                self.host.name
+            ))
+        };
+        others.iter().zip(problems).filter_map(problem).collect()
+    }
+}
+
+impl Admission {
+    /// Why a host that is reached cannot train with these others.
+    fn problem(&self, reached: &Reached, others: Vec<There>) -> Option<String> {
+        let Reached {
+            remote,
+            name,
+            address,
+        } = reached;
+        let token = self.token.as_ref();
+        if token.is_some_and(|token| token.is_read(remote) != Some(true)) {
+            return Some(format!("{name} does not have the run's directory"));
+        }
+        let trainer = self.trainer.as_ref();
+        if let Some(problem) = trainer.and_then(|trainer| lacks(name, remote, trainer)) {
+            return Some(problem);
+        }
+        let this = There {
+            name: name.clone(),
+            remote: Arc::clone(remote),
+            address: address.clone(),
+        };
+        let this = this.linked();
+        // One that is lost meanwhile does not answer.
+        let others = others.into_iter().filter(|other| other.remote.stays());
+        let others: Vec<Linked> = others.map(There::linked).collect();
+        let others: Vec<&Linked> = others.iter().collect();
+        let from_others = others.iter().flat_map(|other| other.unreached(&[&this]));
+        this.unreached(&others)
+            .into_iter()
+            .chain(from_others)
+            .next()
+    }
+}
+
+/// Why an external trainer cannot start on a host.
+fn lacks(name: &str, remote: &Remote, trainer: &Requirements) -> Option<String> {
+    let problem = remote.lacks(&trainer.base, &trainer.program)?;
+    Some(format!(
+        "{name}: {problem}; install the program at the same path on all hosts, or launch from a directory that they share"
+    ))
+}
+
 /// Two names of one machine, whose devices would count twice.
 fn twice(hosts: &[Host]) -> Option<String> {
     let machine = |host: &Host| host.remote().map(|remote| remote.facts().machine.clone());
     let mut names = BTreeMap::new();
     for host in hosts
         .iter()
-        .filter(|host| matches!(host.reach, Reach::Ssh(_)))
+        .filter(|host| matches!(host.reach, Reach::Ssh(_)) && !host.removed)
     {
         let Some(machine) = machine(host) else {
             continue;
@@ -550,7 +740,10 @@ impl Host {
             name: reach.name(),
             address: String::new(),
             state: State::Gone(Instant::now() + RETRY),
+            was_there: false,
             leaves: false,
+            removed: false,
+            is_given_up: false,
             gpus: Vec::new(),
             problem: None,
             reach,
@@ -571,7 +764,8 @@ impl Host {
                 });
                 host.gpus = gpus.into_iter().take(most).collect();
                 (host.name, host.address) = (name, address);
-                host.state = State::There(Arc::new(remote));
+                host.state = State::There(remote);
+                host.was_there = true;
             }
             Ok(None) => {}
             Err(why) => {
@@ -613,7 +807,21 @@ impl Host {
     /// Whether it is there and stays.
     fn is_usable(&self) -> bool {
         // One whose connection has ended since the last look is not.
-        self.remote().is_some_and(|remote| remote.stays())
+        !self.removed && self.remote().is_some_and(|remote| remote.stays())
+    }
+
+    /// Lets a job of Slurm go.
+    fn give_up(&self) {
+        let reach = self.reach.clone();
+        thread::spawn(move || reach.has_left());
+    }
+
+    /// Ranks that it can run, or may when it is there.
+    fn expected_slots(&self, device: DeviceKind) -> u64 {
+        match (device, self.remote()) {
+            (DeviceKind::Cuda, None) => self.reach.most_gpus().unwrap_or(1),
+            _ => self.slots(device),
+        }
     }
 
     fn slots(&self, device: DeviceKind) -> u64 {

@@ -5,7 +5,7 @@ use std::time::Instant;
 use super::Launcher;
 use crate::host::Share;
 use crate::launch::LaunchError;
-use crate::launch::hosts::{HostNews, Hosts, Lost};
+use crate::launch::hosts::{self, HostNews, Hosts, Lost};
 use crate::launch::port;
 use crate::lifecycle::Member;
 use crate::lifecycle::generation::Address;
@@ -48,7 +48,11 @@ impl Launcher<'_> {
 
     /// Looks which hosts are lost, back or about to leave. The ranks of a lost one have ended.
     pub(super) fn look_at_hosts(&mut self) {
-        let news = self.hosts.as_mut().map(Hosts::look);
+        let wanted = self.desired.min(*self.bounds().end());
+        let busy = self.current.iter().flat_map(|current| &current.shares);
+        let busy: Vec<usize> = busy.map(|(host, _)| *host).collect();
+        let hosts = self.hosts.as_mut();
+        let news = hosts.map(|hosts| hosts.look(wanted, &busy));
         for HostNews { message, lost } in news.into_iter().flatten() {
             if let Some(Lost { host, fenced }) = lost {
                 self.in_trouble();
@@ -85,10 +89,35 @@ impl Launcher<'_> {
 
     pub(super) fn wait_for_hosts(&mut self, problem: &str) -> Result<(), LaunchError> {
         let absent = self.hosts.as_ref().and_then(Hosts::absent);
-        if let Some(absent) = absent.filter(|_| !self.waits) {
-            self.waits = true;
-            self.warn(format!("{problem}; waiting for {absent}"));
+        if let Some(absent) = absent.filter(|_| self.state.waits.is_none()) {
+            let message = format!("{problem}; waiting for {absent}");
+            self.warn(message.clone());
+            self.state.waits = Some(message);
+            self.write_state()?;
         }
         self.wait()
+    }
+
+    /// Writes which hosts are there, after the decision that this has led to.
+    pub(super) fn show_hosts(&mut self) -> Result<(), LaunchError> {
+        let rows = self.hosts.as_ref().map(Hosts::rows).unwrap_or_default();
+        if rows == self.state.hosts {
+            return Ok(());
+        }
+        self.state.hosts = rows;
+        self.write_state()
+    }
+
+    /// The run's hosts are now these, written as after `--on ssh:`.
+    pub(super) fn change_hosts(&mut self, listed: &str) {
+        let problem = match (hosts::read(listed), &mut self.hosts) {
+            (Ok(listed), Some(hosts)) => {
+                hosts.change(listed);
+                return;
+            }
+            (Ok(_), None) => "this run is on its launcher's machine".to_owned(),
+            (Err(error), _) => error.to_string(),
+        };
+        self.warn(format!("a request for other hosts is ignored: {problem}"));
     }
 }

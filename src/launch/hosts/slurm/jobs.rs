@@ -1,10 +1,14 @@
 //! The jobs of a run that Evenkeel has submitted. Slurm's queue is the only state: a missing job is submitted.
 
 use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use super::submission::Submission;
+use serde::Serialize;
+
+use super::submission::{self, Submission};
 use super::{HostError, JOB, Node, Step, call, field, nodes_of};
 use crate::util::lock::lock;
 
@@ -28,14 +32,34 @@ pub struct Jobs {
 }
 
 /// A job in the queue.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Queued {
-    id: String,
-    name: String,
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Queued {
+    #[serde(rename = "job")]
+    pub id: String,
+    pub name: String,
     /// As `squeue` writes it (`RUNNING`).
     state: String,
     /// In Slurm's short form; empty until it runs.
+    #[serde(skip)]
     nodes: String,
+    /// Why it waits, as `squeue` writes it (`Resources`).
+    reason: String,
+    /// The directory of its submission.
+    #[serde(skip)]
+    directory: PathBuf,
+}
+
+impl fmt::Display for Queued {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Queued {
+            id, state, reason, ..
+        } = self;
+        write!(f, "job {id}, {state}")?;
+        match reason.as_str() {
+            "" | "None" => Ok(()),
+            reason => write!(f, " ({reason})"),
+        }
+    }
 }
 
 impl Jobs {
@@ -141,8 +165,15 @@ pub fn end_all(names: &[String]) -> Result<bool, HostError> {
 }
 
 /// The job in the queue with one of these names, which trains its run or waits for that.
-pub fn queued(names: &[String]) -> Result<Option<String>, HostError> {
-    Ok(queue(Some(&names.join(",")))?.pop().map(|job| job.id))
+pub fn queued(names: &[String]) -> Result<Option<Queued>, HostError> {
+    Ok(queue(Some(&names.join(",")))?.pop())
+}
+
+/// The first jobs in the queue that were submitted from a directory.
+pub fn queued_from(directory: &Path) -> Result<Vec<Queued>, HostError> {
+    let mut jobs = queue(None)?;
+    jobs.retain(|job| submission::is_first(&job.name) && job.directory == directory);
+    Ok(jobs)
 }
 
 /// Submits the first job. Returns its number.
@@ -183,7 +214,7 @@ fn seconds(time: &str) -> Option<u64> {
 /// The user's jobs that wait or run. `names`: of these names only, with commas between them.
 fn queue(names: Option<&str>) -> Result<Vec<Queued>, HostError> {
     let named = names.map(|names| format!("--name={names}"));
-    let mut options = vec!["--noheader", "--me", "--format=%i|%j|%T|%N"];
+    let mut options = vec!["--noheader", "--me", "--format=%i|%j|%T|%N|%r|%Z"];
     options.extend(named.as_deref());
     Ok(read_queue(&call("squeue", &options, "")?))
 }
@@ -197,6 +228,8 @@ fn read_queue(said: &str) -> Vec<Queued> {
             name: next()?,
             state: next()?,
             nodes: next()?,
+            reason: next()?,
+            directory: next()?.into(),
         })
     };
     let mut jobs: Vec<Queued> = said.lines().filter_map(job).collect();
@@ -236,12 +269,15 @@ mod tests {
 
     #[test]
     fn the_queue_is_read_without_jobs_that_end() {
-        let said = "12|evenkeel-a-1|RUNNING|n[1-2]\n13|evenkeel-a-1-node-1|PENDING|\n14|x|COMPLETING|n3\n\n";
+        let said = "12|evenkeel-a-1|RUNNING|n[1-2]|None|/a\n13|evenkeel-a-1-node-1|PENDING||Resources|/a\n\
+                    14|x|COMPLETING|n3|None|/a\n\n";
         let jobs = read_queue(said);
         let shown: Vec<_> = jobs
             .iter()
             .map(|job| (&*job.id, &*job.state, &*job.nodes))
             .collect();
         assert_eq!(shown, [("12", "RUNNING", "n[1-2]"), ("13", "PENDING", "")]);
+        let shown: Vec<String> = jobs.iter().map(Queued::to_string).collect();
+        assert_eq!(shown, ["job 12, RUNNING", "job 13, PENDING (Resources)"]);
     }
 }

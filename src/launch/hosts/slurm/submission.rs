@@ -17,6 +17,11 @@ const POLL_SECONDS: u64 = 20;
 /// Seconds between Slurm's SIGTERM and the end of a job.
 const NOTICE_SECONDS: u64 = 120;
 
+/// Begins the names of all jobs.
+const PREFIX: &str = "evenkeel-";
+/// Digits of the path's checksum in a name.
+const DIGITS: usize = 6;
+
 /// A run that jobs of Slurm train.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Submission {
@@ -37,9 +42,18 @@ pub struct Submission {
 /// The name of the first job of a run in this directory, an absolute path.
 pub fn name(run_dir: &Path) -> String {
     let run_dir = real(run_dir);
-    let digits = &key::sha256(run_dir.as_os_str().as_encoded_bytes())[..6];
+    let digits = &key::sha256(run_dir.as_os_str().as_encoded_bytes())[..DIGITS];
     let label = run_dir.file_name().unwrap_or_default().to_string_lossy();
-    format!("evenkeel-{}-{digits}", run_name::label(&label))
+    format!("{PREFIX}{}-{digits}", run_name::label(&label))
+}
+
+/// Whether a job of this name may be the first one of a run.
+pub fn is_first(name: &str) -> bool {
+    let rest = name.strip_prefix(PREFIX);
+    let digits = rest.and_then(|rest| Some(rest.rsplit_once('-')?.1));
+    digits.is_some_and(|digits| {
+        digits.len() == DIGITS && digits.chars().all(|it| it.is_ascii_hexdigit())
+    })
 }
 
 /// The path without links, `..` and a slash at its end; its last parts need not exist.
@@ -138,6 +152,16 @@ impl Submission {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn first_jobs_are_known_by_their_names() {
+        let first = name(Path::new("/shared/run"));
+        assert!(is_first(&first), "{first}");
+        assert!(!is_first(
+            &format!("{first}-node-123456")[..first.len() + 7]
+        ));
+        assert!(!is_first("train-123456"));
+    }
 
     #[test]
     fn a_run_has_one_name_by_whatever_path() {
