@@ -692,7 +692,7 @@ pub fn choose(
 }
 
 impl Chosen {
-    /// Whether the bucket has all its parts. None are needed to start anew.
+    /// Whether the bucket has all its parts. A start from nothing needs none.
     fn is_whole(&self, bucket: &Bucket) -> Result<bool, BucketError> {
         let Some(prefix) = &self.prefix else {
             return Ok(true);
@@ -1032,7 +1032,7 @@ mod tests {
         let disk = tempfile::tempdir().unwrap();
         let fetched = fetch(&bucket, disk.path(), "checkpoint-", &chosen().unwrap()).unwrap();
         assert_eq!(fetched.unwrap().path, disk.path().join("checkpoint-2"));
-        // A later generation without a checkpoint of its own resumes from it, too.
+        // A later generation that has committed none resumes from it, too.
         bucket
             .put_json("gen-2/call.json", &chosen().unwrap())
             .unwrap();

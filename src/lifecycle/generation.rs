@@ -30,7 +30,7 @@ pub struct Generation {
     pub plan: Plan,
     /// The checkpoint it starts from; `None`: the initial weights.
     pub start: Option<CheckpointRef>,
-    /// Uids of pods of earlier generations that are known to be lost: nobody waits for what they might still copy.
+    /// Uids of pods of earlier generations that are known to be lost. What they might still copy is not waited for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub lost: Vec<String>,
     /// Address on which rank 0 listens.
