@@ -12,7 +12,7 @@ use super::changes::Changes;
 use super::pieces::{Piece, Quote, pieces};
 use super::text::Text;
 use super::tree::{Place, children};
-use super::word::{Unresolved, Word, identifier};
+use super::word::{Unresolved, Word, identifier, is_name};
 use crate::recipe::syntax::source::Span;
 use crate::recipe::syntax::yaml::MAX_BYTES;
 
@@ -293,7 +293,10 @@ impl Variables {
                 self.inherited(text, &text.text[at.clone()], place)?
             }
             "simple_expansion" => self.plain(&text.text[at.start + 1..at.end], place)?,
-            "expansion" => self.parameter(&text.text[at.clone()], place)?,
+            "expansion" => {
+                let in_string = node.parent().is_some_and(|of| of.kind() == "string");
+                self.parameter(&text.text[at.clone()], in_string, place)?
+            }
             "arithmetic_expansion" => {
                 let mut inner = children(node).filter(Node::is_named);
                 let (expression, rest) = (inner.next()?, inner.next());
@@ -355,7 +358,8 @@ impl Variables {
     }
 
     /// `${NAME}`, `${NAME:-default}`, `${NAME-default}`, `${NAME:?message}` or `${NAME:=default}`, which assigns it.
-    fn parameter(&mut self, source: &str, place: Place) -> Option<Value> {
+    /// `in_string`: it is between double quotes.
+    fn parameter(&mut self, source: &str, in_string: bool, place: Place) -> Option<Value> {
         let inside = source.strip_prefix("${")?.strip_suffix('}')?;
         // `${1:-8}`: a script's own argument, which it may not get.
         let digits = inside.len()
@@ -384,12 +388,14 @@ impl Variables {
         } else if self.disturbed || !self.changes.leaves_unset(name, place.repeated) {
             return None;
         }
-        if default.contains(['"', '\'', '\\', '$', '`']) {
-            return None;
-        }
-        let mut value = Value {
-            text: default.to_owned(),
-            ..Value::default()
+        let default = unquoted(default, in_string);
+        let mut value = if default.contains(['"', '\'', '\\', '$', '`']) {
+            self.plain(bare_variable(default)?, place)?
+        } else {
+            Value {
+                text: default.to_owned(),
+                ..Value::default()
+            }
         };
         if !self.values.contains_key(name) {
             let default = (name.to_owned(), value.text.clone());
@@ -533,6 +539,28 @@ fn has_braces(pieces: &[Piece]) -> bool {
 
 /// The bytes of a node without the white space and continued lines that the parser puts before an expansion in quotes.
 fn trimmed(text: &Text, node: Node<'_>) -> Range<usize> {
+/// A default without the quotes around all of it, if the shell splits it neither with nor without them. Between double
+/// quotes a single quote is a letter.
+fn unquoted(default: &str, in_string: bool) -> &str {
+    let within = |quote: char| default.strip_prefix(quote)?.strip_suffix(quote);
+    let single = within('\'').filter(|_| !in_string);
+    let is_plain = |text: &&str| {
+        let special = |c: char| c.is_whitespace() || "\"'\\$`*?[{~".contains(c);
+        !text.is_empty() && !text.contains(special)
+    };
+    within('"').or(single).filter(is_plain).unwrap_or(default)
+}
+
+/// The variable of `$NAME` and `${NAME}`.
+fn bare_variable(text: &str) -> Option<&str> {
+    let inside = text.strip_prefix('$')?;
+    let name = match inside.strip_prefix('{') {
+        Some(inside) => inside.strip_suffix('}')?,
+        None => inside,
+    };
+    is_name(name).then_some(name)
+}
+
     let mut rest = text.text[node.byte_range()].trim_start();
     while let Some(continued) = rest.strip_prefix("\\\n") {
         rest = continued.trim_start();
