@@ -81,6 +81,11 @@ fn swift_defaults(arguments: &Node, processes: Option<u64>) -> Option<Vec<(&'sta
         .get(micro_batch)
         .or_else(|| arguments.get("batch_size"));
     let per_device: u64 = match given {
+/// Whether a program starts one process for each visible device.
+pub(crate) fn takes_visible_devices(program: &str) -> bool {
+    ["llamafactory-cli", "lmf"].contains(&program.rsplit('/').next().unwrap_or_default())
+}
+
         Some(node) => node.text()?.parse().ok()?,
         None => 1,
     };
