@@ -462,6 +462,9 @@ fn a_script_with_several_trainings_is_refused() {
             assert_eq!(message, expected, "{script}");
         }
     }
+        "f() { kill -TERM -- \"-${PID}\"; }",
+        "accelerate launch -m lm_eval --model hf --batch_size 1",
+        "python -m lm_eval.run --model hf --batch_size 1 --seed 1",
     assert_eq!(refused("python prepare.py\npython train.py"), None);
 }
 
