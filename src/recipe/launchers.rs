@@ -6,7 +6,7 @@ use super::batch_arguments::argument_keys;
 use super::dialects::accelerate::environment;
 use super::dialects::command::alone::{self, Split, assigned};
 use super::schema::dialect::Dialect;
-use super::{Diagnostic, ReadError, Recipe, Request};
+use super::{Diagnostic, ReadError, Recipe, Request, trainer_command};
 
 pub use super::dialects::accelerate::environment::deepspeed_config;
 
@@ -106,8 +106,12 @@ pub fn use_deepspeed_file(environment: &mut BTreeMap<String, String>) -> bool {
 }
 
 /// A program's words with `{args}` and `{resume_args}` in place of the batch numbers. DeepSpeed's own configs
-/// state the numbers in a file, and their programs have no common arguments.
+/// state the numbers in a file, and their programs have no common arguments. A command that has
+/// placeholders for the numbers does not change.
 fn without_numbers(recipe: &Recipe, program: Vec<String>) -> Vec<String> {
+    if trainer_command::has_numbers(&program) {
+        return program;
+    }
     let by_arguments = recipe.dialect != Dialect::Deepspeed;
     alone::without_numbers(program, &argument_keys(recipe), by_arguments)
 }

@@ -128,6 +128,8 @@ pub struct Recipe {
     pub(crate) variables: BTreeMap<String, String>,
     /// Evenkeel replaces a launcher at the start of the external trainer's command.
     pub launcher_replaced: bool,
+    /// The text of its program has no argument for the batch numbers, and names no `Trainer`.
+    pub lacks_batch_arguments: bool,
     /// The reader's diagnostics, in file order. Most errors end reading and never occur here; the error for
     /// a missing value on which no batch number depends fails only `plan`.
     pub diagnostics: Vec<Diagnostic>,
@@ -408,6 +410,7 @@ fn refuse_unknown_version(reader: &dyn Reader, asked: &ReadOptions<'_>, reading:
             ),
             "remove `--dialect-version`",
         );
+        lacks_batch_arguments: reading.program.lacks_batch_arguments(),
     }
 }
 

@@ -54,6 +54,14 @@ fn external_trainer(case: &Case<'_>, findings: &mut Findings<'_>) {
     if let Some((key, problem)) = placeholder::flaw(&spec.trainer) {
         findings.at(&[key], format!("`{key}` {problem}"), placeholder::LISTED);
     }
+    if case.recipe.lacks_batch_arguments && placeholder::is_used(command, placeholder::ARGS) {
+        findings.at(
+            &["trainer.command"],
+            "the program has no argument `--per_device_train_batch_size`: the plan's numbers would not reach it",
+            "write `{per_device_batch_size}` and `{gradient_accumulation_steps}` where its command has them, as in \
+             `--batch_size {per_device_batch_size}`",
+        );
+    }
     if let Some(launcher) = trainer_command::launcher(command) {
         findings.at(
             &["trainer.command"],
