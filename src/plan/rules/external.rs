@@ -439,6 +439,19 @@ mod tests {
         found(&with(command, ""), 2)
     }
 
+    #[test]
+    fn numbers_that_a_program_does_not_take_are_refused() {
+        let lacking = |command: &[&str]| {
+            let mut recipe = with(command, "");
+            recipe.lacks_batch_arguments = true;
+            found(&recipe, 2)
+        };
+        let refused = lacking(&["train", "{args}"]);
+        insta::assert_snapshot!(refused.join("\n"), @"the program has no argument `--per_device_train_batch_size`: the plan's numbers would not reach it");
+        let typed = ["train", "--batch_size", "{per_device_batch_size}"];
+        assert!(lacking(&typed).is_empty());
+    }
+
     /// What runs the plan decides, whether or not the recipe names a command.
     #[test]
     fn rules_of_external_trainers_hold_where_one_runs_the_plan() {
