@@ -16,6 +16,9 @@ use super::word::{Unresolved, Word, identifier, is_name};
 use crate::recipe::syntax::source::Span;
 use crate::recipe::syntax::yaml::MAX_BYTES;
 
+/// The name under which the user gives a script's arguments.
+pub(crate) const ARGUMENTS: &str = "@";
+
 /// The value of a variable or an expansion.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Value {
@@ -245,7 +248,9 @@ impl Variables {
             let is_alone = written.trim_matches('"') == &text.text[at.clone()];
             if split
                 && is_alone
-                && let Some(items) = self.items(&text.text[at.clone()], quoted, span, place)
+                && let Some(items) = self
+                    .arguments(text, &text.text[at.clone()], span, place)
+                    .or_else(|| self.items(&text.text[at.clone()], quoted, span, place))
             {
                 return items;
             }
@@ -333,6 +338,22 @@ impl Variables {
     fn plain(&self, name: &str, place: Place) -> Option<Value> {
         self.lookup(name, place)
             .filter(|value| value.items.is_none())
+    }
+
+    /// The words that the user gives as the arguments of the script, `@=…`. `None`: there are none for this place, or they may
+    /// be those of a function, or others since.
+    fn arguments(&self, text: &Text, source: &str, span: Span, place: Place) -> Option<Vec<Word>> {
+        let given = self
+            .given
+            .get(ARGUMENTS)
+            .and_then(|name| self.values.get(name)?.as_ref())?;
+        let changed = ["shift", "set -- ", "()", "function "]
+            .iter()
+            .any(|words| text.text.contains(words));
+        let is_all = ["$@", "$*", "${@}", "${*}"].contains(&source);
+        let words = given.text.split_whitespace();
+        (is_all && !changed && !place.repeated && !place.nested)
+            .then(|| words.map(|word| Word::new(word, span, 0)).collect())
     }
 
     /// The items of `${NAME[@]}`, one word each at the place of the expansion. `None`: they are not known, or the shell would
@@ -518,27 +539,6 @@ fn decimal(text: &str) -> Option<i64> {
     text.parse().ok().filter(|_| digits && !octal)
 }
 
-/// Whether an expansion gives any number of words, even in quotes.
-fn is_list(source: &str) -> bool {
-    let inside = source.trim_start_matches('$').trim_matches(['{', '}']);
-    matches!(inside, "@" | "*") || inside.contains("[@]") || inside.contains("[*]")
-}
-
-/// Whether unquoted braces expand to several words: `{a,b}`, `{1..4}`.
-fn has_braces(pieces: &[Piece]) -> bool {
-    let unquoted: String = pieces
-        .iter()
-        .map(|piece| match piece {
-            Piece::Char(c, _, Quote::None) => *c,
-            _ => 'x',
-        })
-        .collect();
-    let inside = unquoted.split_once('{').map_or("", |(_, inside)| inside);
-    inside.contains('}') && (inside.contains(',') || inside.contains(".."))
-}
-
-/// The bytes of a node without the white space and continued lines that the parser puts before an expansion in quotes.
-fn trimmed(text: &Text, node: Node<'_>) -> Range<usize> {
 /// A default without the quotes around all of it, if the shell splits it neither with nor without them. Between double
 /// quotes a single quote is a letter.
 fn unquoted(default: &str, in_string: bool) -> &str {
@@ -561,6 +561,27 @@ fn bare_variable(text: &str) -> Option<&str> {
     is_name(name).then_some(name)
 }
 
+/// Whether an expansion gives any number of words, even in quotes.
+fn is_list(source: &str) -> bool {
+    let inside = source.trim_start_matches('$').trim_matches(['{', '}']);
+    matches!(inside, "@" | "*") || inside.contains("[@]") || inside.contains("[*]")
+}
+
+/// Whether unquoted braces expand to several words: `{a,b}`, `{1..4}`.
+fn has_braces(pieces: &[Piece]) -> bool {
+    let unquoted: String = pieces
+        .iter()
+        .map(|piece| match piece {
+            Piece::Char(c, _, Quote::None) => *c,
+            _ => 'x',
+        })
+        .collect();
+    let inside = unquoted.split_once('{').map_or("", |(_, inside)| inside);
+    inside.contains('}') && (inside.contains(',') || inside.contains(".."))
+}
+
+/// The bytes of a node without the white space and continued lines that the parser puts before an expansion in quotes.
+fn trimmed(text: &Text, node: Node<'_>) -> Range<usize> {
     let mut rest = text.text[node.byte_range()].trim_start();
     while let Some(continued) = rest.strip_prefix("\\\n") {
         rest = continued.trim_start();

@@ -141,6 +141,23 @@ fn eval_runs_the_command_in_its_arguments() {
 }
 
 #[test]
+fn the_arguments_of_a_script_are_given_as_one_text() {
+    for (given, script, expected) in [
+        ("", "run a \"$@\"", "run|a"),
+        ("--x 1", "run a \"$@\" b", "run|a|--x|1|b"),
+        ("--x 1", "if y; then run $*; fi", "run|--x|1"),
+        ("--x", "f() { run \"$@\"; }\nf a", "run|?$@"),
+        ("--x", "shift\nrun \"$@\"", "run|?$@"),
+        ("--x", "run \"a$@\"", "run|?a$@"),
+    ] {
+        let environment = BTreeMap::from([("@".to_owned(), given.to_owned())]);
+        let lines = super::read(script, FileId(0), Form::Script, &environment).unwrap();
+        let mut runs = lines.into_iter().filter(|line| line.words[0].text == "run");
+        assert_eq!(shown(runs.next().unwrap().words), expected, "{script}");
+    }
+}
+
+#[test]
 fn given_variables_are_the_environment_of_a_script() {
     let environment =
         [("G", "4"), ("B", "")].map(|(name, value)| (name.to_owned(), value.to_owned()));
@@ -245,6 +262,9 @@ fn assigned_variables_expand_as_in_a_shell() {
         ("N=4\nrun ${N:-8} ${N-8}", "run|4|4"),
         ("N=\nrun ${N:-8} x${N-8}", "run|8|x"),
         ("run ${N:-8} ${N-9} \"${N:-a b}\"", "run|8|9|a b"),
+        ("run ${N:-\"8\"} ${N-'a'} \"${N:-\"8\"}\"", "run|8|a|8"),
+        ("N=${N:-\"x/y\"}\nrun $N/z", "run|x/y/z"),
+        ("M=2\nrun ${N:-$M} ${N:-${M}}", "run|2|2"),
         ("N=${N:-8}\nrun $N", "run|8"),
         ("N=\nrun a $N b ${N}", "run|a|b"),
         ("N=4\nrun '$N' \\$N", "run|$N|$N"),
@@ -262,9 +282,6 @@ fn assigned_variables_expand_as_in_a_shell() {
             "N=4\nsource venv/bin/activate\n. ~/.bashrc\nrun $N",
             "run|4",
         ),
-        ("run ${N:-\"8\"} ${N-'a'} \"${N:-\"8\"}\"", "run|8|a|8"),
-        ("N=${N:-\"x/y\"}\nrun $N/z", "run|x/y/z"),
-        ("M=2\nrun ${N:-$M} ${N:-${M}}", "run|2|2"),
         ("N=4\neval \"$(conda shell.bash hook)\"\nrun $N", "run|4"),
         ("run ${1:-8} ${2-a}", "run|8|a"),
         (
