@@ -8,7 +8,7 @@ use crate::data::is_on_hub;
 use crate::hub::{HubError, Repo};
 use crate::recipe::schema::spec::{DataSource, Objective};
 use crate::recipe::syntax::shell;
-use crate::recipe::{Diagnostic, Dialect, RESERVED, Recipe, Severity};
+use crate::recipe::{Diagnostic, Dialect, Next, RESERVED, Recipe, Severity, trainer_command};
 
 /// A launch as it was typed.
 pub struct Typed<'a> {
@@ -56,7 +56,17 @@ impl Typed<'_> {
         let own = self.own().iter();
         let own = own.filter(|word| !is_script(word) && !is_variable(word));
         let own: Vec<String> = own.chain(more).cloned().collect();
+        let numbered =
+            trainer_command::with_numbers(command).filter(|_| recipe.lacks_batch_arguments);
+        let command = numbered.as_deref().unwrap_or(command);
         format!("{} -- {}", shell::join(&own), shell::join(command))
+    }
+
+    /// The same command with placeholders for the batch numbers of its program.
+    fn with_numbers(&self) -> Option<String> {
+        let (own, program) = self.words.split_at(self.own().len());
+        let program = trainer_command::with_numbers(program)?;
+        Some(shell::join(&[own, &program].concat()))
     }
 
     /// The option that gives a number of ranks, as typed.
@@ -112,12 +122,23 @@ pub fn after_refusal(
         // That dialect's program cannot continue from its checkpoints, so its launch is refused.
         _ if recipe.dialect == Dialect::Dpo => None,
         Some(command) => Some(typed.of_command(recipe, &world, &command)),
-        None if recipe.is_command() => None,
+        None if recipe.is_command() => {
+            let lacking = recipe.lacking_variables();
+            let given: Vec<String> = lacking.iter().map(|name| format!("{name}=VALUE")).collect();
+            (!given.is_empty()).then(|| typed.with(&[], &[world.as_slice(), &given].concat()))
+        }
         None => {
             let own = shell::join(&[typed.own(), &world].concat());
             Some(format!("{own} -- {}", program(recipe, typed.overrides)))
         }
     };
+    if recipe.lacks_batch_arguments
+        && is_external
+        && has("external-trainer")
+        && let Some(numbered) = typed.with_numbers()
+    {
+        return vec![numbered];
+    }
     if recipe.spec.parallel.one_process
         && let [only] = errors.as_slice()
         && only.rule == "trainer-parallelism"
@@ -181,6 +202,51 @@ pub fn after_refusal(
     }
     lines
 }
+
+/// The command after a plan that was refused, for the words that the user typed. `None`: the findings say what to change.
+pub fn after_refused_plan<'d>(
+    errors: impl Iterator<Item = &'d Diagnostic>,
+    counts: &Counts<'_>,
+    typed: &Typed<'_>,
+) -> Option<String> {
+    let errors: Vec<&Diagnostic> = errors.collect();
+    let mut world = Vec::new();
+    let is_of_world = |error: &&Diagnostic| error.rule == "batch-divisible";
+    if errors.iter().any(is_of_world) {
+        world = typed.count(counts.nearest()?);
+    }
+    let mut more: Vec<String> = Vec::new();
+    for error in errors {
+        match &error.next {
+            Next::Command(command) => return Some(command.clone()),
+            // Another world ends them.
+            _ if !world.is_empty() && OF_WORLD.contains(&error.rule.as_str()) => {}
+            // The user has given them.
+            Next::Words(words) if words.iter().all(|word| typed.words.contains(word)) => {
+                return None;
+            }
+            Next::Words(words) => {
+                // A script's variable may have the name of a key.
+                let key = |word: &str| word.split_once('=').map(|(key, _)| key.to_owned());
+                let given: Vec<String> = more.iter().filter_map(|word| key(word)).collect();
+                let is_new = |word: &&String| key(word).is_none_or(|key| !given.contains(&key));
+                let words: Vec<String> = words.iter().filter(is_new).cloned().collect();
+                if !more.ends_with(&words) {
+                    more.extend(words);
+                }
+            }
+            Next::Nothing => return None,
+        }
+    }
+    (!(more.is_empty() && world.is_empty())).then(|| typed.with(&world, &more))
+}
+
+/// Errors of a world that does not split a batch.
+const OF_WORLD: [&str; 3] = [
+    "batch-divisible",
+    "effective-batch-floored",
+    "eval-batch-divisible",
+];
 
 /// What trains a recipe that is too large for this machine, or whose model and data are on another one.
 fn smaller(
@@ -378,6 +444,41 @@ mod tests {
 
     const BATCH: &str =
         "per_device_train_batch_size: 4\nnum_train_epochs: 1\nmodel_name_or_path: acme/model\n";
+
+    #[test]
+    fn a_refused_plan_ends_in_one_command_if_words_end_all_of_its_errors() {
+        let words = ["evenkeel", "plan", "run.sh", "--gpus", "3", "X=1"].map(str::to_owned);
+        let next = |errors: &[Diagnostic]| {
+            let typed = Typed {
+                words: &words,
+                overrides: &[],
+            };
+            let counts = Counts {
+                asked: 3,
+                exact: &[1, 2, 4],
+            };
+            after_refused_plan(errors.iter(), &counts, &typed).unwrap_or_default()
+        };
+        let plain = |rule| Diagnostic::error(rule, None, "", "");
+        let given = |words: &[&str]| plain("global-batch-unknown").ended_by(words.iter().copied());
+        let (a, b) = (given(&["A=VALUE"]), given(&["A=VALUE", "B=VALUE"]));
+        let gpus = given(&["--recipe-gpus", "N"]);
+        let all = [a.clone(), b, gpus];
+        let expected = "evenkeel plan run.sh --gpus 3 X=1 A=VALUE B=VALUE --recipe-gpus N";
+        assert_eq!(next(&all), expected);
+        let divisible = [a.clone(), plain("batch-divisible")];
+        assert_eq!(
+            next(&divisible),
+            "evenkeel plan run.sh X=1 --gpus 2 A=VALUE"
+        );
+        assert_eq!(next(&[a.clone(), plain("wrong-type")]), "");
+        let other = Diagnostic {
+            next: Next::Command("cd a && evenkeel plan b.sh".to_owned()),
+            ..plain("unreadable-file")
+        };
+        assert_eq!(next(&[a, other]), "cd a && evenkeel plan b.sh");
+        assert_eq!(next(&[]), "");
+    }
 
     #[test]
     fn what_the_built_in_trainer_does_not_train_is_the_users_trainers() {

@@ -11,10 +11,11 @@ use anyhow::bail;
 use serde::Serialize;
 
 use super::cluster::ClusterArgs;
+use super::next_command::{self, Counts, Typed};
 use super::output::{self, Format};
 use super::processes::{Asked, DeviceChoice};
 use super::recipe_args::{RecipeOptions, TrainerChoice, take_override};
-use super::{EXIT_REFUSED, first_set, needs, render, unread};
+use super::{EXIT_REFUSED, first_set, needs, render, typed, unread};
 use crate::api::NVIDIA_GPU;
 use crate::client;
 use crate::export::{self, BatchNumbers, Form};
@@ -23,7 +24,7 @@ use crate::launch::{self, survey, with_inputs};
 use crate::plan::{
     self, AskedRunner, DeviceKind, Draft, Horizon, OomPolicy, OomStep, PlanRequest, Runner,
 };
-use crate::recipe::{Dialect, Located, ReadError, Recipe};
+use crate::recipe::{Diagnostic, Dialect, Located, ReadError, Recipe};
 use crate::util::size;
 
 /// Show the batch plan of a recipe
@@ -208,7 +209,7 @@ pub fn run(mut args: Args) -> anyhow::Result<ExitCode> {
         Ok(recipe) => recipe,
         Err(error) => {
             let error = with_inputs(error, asked, &launch::base()?, &hub);
-            return unreadable(&error, args.output);
+            return unreadable(&error, &args);
         }
     };
     let hardware = if args.from_cluster {
@@ -250,6 +251,14 @@ pub fn run(mut args: Args) -> anyhow::Result<ExitCode> {
         Format::Text => {
             let words = &hardware.words;
             output::print(text::plan(&recipe, &request, &draft, oom.as_deref(), words))?;
+            if draft.plan().is_none() {
+                let errors = draft.findings.iter().filter(|found| found.is_error());
+                let counts = Counts {
+                    asked: draft.facts.world_size,
+                    exact: &draft.facts.feasible_gpu_counts,
+                };
+                say_next(errors, &counts, &args.overrides);
+            }
         }
         format => format.print(&Document {
             draft: &draft,
@@ -380,10 +389,34 @@ fn on_cluster(args: &Args) -> anyhow::Result<Hardware> {
     })
 }
 
-fn unreadable(error: &ReadError, format: Format) -> anyhow::Result<ExitCode> {
-    match format {
+/// Prints the command after a refused plan.
+fn say_next<'d>(
+    errors: impl Iterator<Item = &'d Diagnostic>,
+    counts: &Counts<'_>,
+    overrides: &[String],
+) {
+    let words: Vec<String> = std::iter::once("evenkeel".to_owned())
+        .chain(typed())
+        .collect();
+    let typed = Typed {
+        words: &words,
+        overrides,
+    };
+    if let Some(next) = next_command::after_refused_plan(errors, counts, &typed) {
+        output::say("next:\n");
+        output::say_commands(&[next]);
+    }
+}
+
+fn unreadable(error: &ReadError, args: &Args) -> anyhow::Result<ExitCode> {
+    match args.output {
         Format::Text => {
             render::print(&error.diagnostics, &error.sources);
+            let unknown = Counts {
+                asked: 0,
+                exact: &[],
+            };
+            say_next(error.errors(), &unknown, &args.overrides);
         }
         format => {
             let located = error.diagnostics.iter().map(|d| d.locate(&error.sources));

@@ -35,23 +35,44 @@ pub fn refused_thread(log_tail: &str) -> Option<String> {
     })
 }
 
-/// The line with which Python says that a module or the program's file is missing: a restart fails again.
+/// Errors of argparse for a command that it does not take.
+const USAGE: [&str; 3] = [
+    ": error: unrecognized arguments: ",
+    ": error: the following arguments are required: ",
+    ": error: argument ",
+];
+
+/// The line with which Python says that a module or the program's file is missing, or that it does not take the command: a
+/// restart fails again.
 pub fn missing(log_tail: &str) -> Option<&str> {
     let lines = log_tail.lines().map(str::trim).rev();
     let says = |line: &&str| {
-        line.starts_with("ModuleNotFoundError: ") || line.contains(": can't open file '")
+        line.starts_with("ModuleNotFoundError: ")
+            || line.contains(": can't open file '")
+            || USAGE.iter().any(|words| line.contains(words))
     };
     lines.filter(|line| !line.is_empty()).take(LAST).find(says)
 }
 
 /// The message for [`missing`].
 pub fn of_missing(line: &str) -> String {
-    match line.starts_with("ModuleNotFoundError") {
-        true => {
-            format!("{line}; install it for the Python of the command, or activate its environment")
-        }
-        false => format!("{line}; correct the path in the command"),
+    if line.starts_with("ModuleNotFoundError") {
+        return format!(
+            "{line}; install it for the Python of the command, or activate its environment"
+        );
     }
+    if !USAGE.iter().any(|words| line.contains(words)) {
+        return format!("{line}; correct the path in the command");
+    }
+    let remedy = if line.contains("--per_device_train_batch_size") {
+        "write the plan's numbers where the program's own arguments have them: `--batch_size {per_device_batch_size}`, \
+         `{gradient_accumulation_steps}`"
+    } else if line.contains("--resume_from_checkpoint") {
+        "set `evenkeel.trainer.resume` to the arguments with which the program continues"
+    } else {
+        "correct the arguments in the command"
+    };
+    format!("{line}; {remedy}")
 }
 
 /// The line that says that a port is taken. A program that chooses its port may meet another program there.
@@ -96,6 +117,18 @@ mod tests {
         assert_eq!(out_of_memory("ValueError: out of memory of mine"), None);
         let rust = "step 1\nmemory allocation of 134217728 bytes failed\n";
         insta::assert_snapshot!(out_of_memory(rust).unwrap(), @"memory allocation of 128 MiB failed");
+    }
+
+    #[test]
+    fn a_command_that_argparse_refuses_is_not_started_again() {
+        let of = |error: &str| {
+            let tail = format!("usage: a.py [-h]\n            [--x X]\na.py: error: {error}\n");
+            missing(&tail).map(of_missing).unwrap_or_default()
+        };
+        insta::assert_snapshot!(of("unrecognized arguments: --per_device_train_batch_size 8"), @"a.py: error: unrecognized arguments: --per_device_train_batch_size 8; write the plan's numbers where the program's own arguments have them: `--batch_size {per_device_batch_size}`, `{gradient_accumulation_steps}`");
+        insta::assert_snapshot!(of("unrecognized arguments: --resume_from_checkpoint c/1"), @"a.py: error: unrecognized arguments: --resume_from_checkpoint c/1; set `evenkeel.trainer.resume` to the arguments with which the program continues");
+        insta::assert_snapshot!(of("argument --lr: invalid float value: 'x'"), @"a.py: error: argument --lr: invalid float value: 'x'; correct the arguments in the command");
+        assert_eq!(of("the loss is NaN"), "");
     }
 
     #[test]

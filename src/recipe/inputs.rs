@@ -19,7 +19,7 @@ use crate::recipe::schema::reading::Reading;
 use crate::recipe::schema::request::Request;
 use crate::recipe::schema::tree::Tree;
 use crate::recipe::syntax::node::{Node, joined};
-use crate::recipe::syntax::shell::{self, Typed, word};
+use crate::recipe::syntax::shell::{self, ARGUMENTS, Typed, word};
 use crate::recipe::syntax::source::{FileId, Span};
 use crate::recipe::syntax::words::Words;
 
@@ -322,7 +322,9 @@ fn variables_of(script: &str, overrides: &[String]) -> BTreeMap<String, String> 
         found.any(ends) || in_arithmetic(name)
     };
     let given = overrides.iter().filter_map(|text| text.split_once('='));
-    let given = given.filter(|(name, _)| word::is_name(name) && used(name));
+    let reserved = [command::LINE, ARGUMENTS];
+    let given =
+        given.filter(|(name, _)| reserved.contains(name) || word::is_name(name) && used(name));
     given
         .map(|(name, value)| (name.to_owned(), value.to_owned()))
         .collect()

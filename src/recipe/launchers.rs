@@ -6,7 +6,7 @@ use super::batch_arguments::argument_keys;
 use super::dialects::accelerate::environment;
 use super::dialects::command::alone::{self, Split, assigned};
 use super::schema::dialect::Dialect;
-use super::{Diagnostic, ReadError, Recipe, Request};
+use super::{Diagnostic, ReadError, Recipe, Request, trainer_command};
 
 pub use super::dialects::accelerate::environment::deepspeed_config;
 
@@ -106,8 +106,12 @@ pub fn use_deepspeed_file(environment: &mut BTreeMap<String, String>) -> bool {
 }
 
 /// A program's words with `{args}` and `{resume_args}` in place of the batch numbers. DeepSpeed's own configs
-/// state the numbers in a file, and their programs have no common arguments.
+/// state the numbers in a file, and their programs have no common arguments. A command that has
+/// placeholders for the numbers does not change.
 fn without_numbers(recipe: &Recipe, program: Vec<String>) -> Vec<String> {
+    if trainer_command::has_numbers(&program) {
+        return program;
+    }
     let by_arguments = recipe.dialect != Dialect::Deepspeed;
     alone::without_numbers(program, &argument_keys(recipe), by_arguments)
 }
@@ -115,7 +119,35 @@ fn without_numbers(recipe: &Recipe, program: Vec<String>) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::recipe::read_text;
+    use crate::recipe::{Setting, read_text};
+
+    #[test]
+    fn a_command_with_placeholders_for_the_numbers_does_not_change() {
+        let of = |line: &str| {
+            let batch = Setting {
+                flag: "--global-batch-size",
+                path: "batch.global",
+                value: "16".to_owned(),
+            };
+            let request = Request {
+                command: line.split(' ').map(str::to_owned).collect(),
+                starts_command: true,
+                settings: vec![batch],
+                ..Request::default()
+            };
+            let recipe = crate::recipe::read(&request).unwrap();
+            recipe.spec.trainer.command.join(" ")
+        };
+        let program = "torchrun --nproc_per_node 4 ift.py --batch_size";
+        assert_eq!(
+            of(&format!("{program} {{per_device_batch_size}}")),
+            "python3 -u ift.py --batch_size {per_device_batch_size}"
+        );
+        assert_eq!(
+            of(&format!("{program} 2")),
+            "python3 -u ift.py --batch_size 2 {args} {resume_args}"
+        );
+    }
 
     #[test]
     fn a_launcher_in_the_recipes_command_is_replaced_and_gives_its_world() {

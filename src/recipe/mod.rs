@@ -26,7 +26,7 @@ use inputs::Job;
 use schema::axes;
 use schema::reader::{self, Detected, ReadOptions, Reader, Translated};
 use schema::reading::{self, Reading};
-use syntax::shell::word::Word;
+use syntax::shell::word::{Word, variable};
 
 pub use dialects::native::schema as native_schema;
 pub use schema::dialect::{Dialect, RESERVED};
@@ -38,7 +38,7 @@ pub use schema::overrides::{self, Setting};
 pub use schema::request::Request;
 pub use schema::spec::{self, Spec};
 pub use schema::untrained::{Untrained, UntrainedReason};
-pub use syntax::diagnostic::{self, Diagnostic, Located, Severity};
+pub use syntax::diagnostic::{self, Diagnostic, Located, Next, Severity};
 pub use syntax::source::{FileId, SourceFile, Sources, Span, ValueSource, ValueSources};
 
 /// The error for an invalid recipe: all diagnostics and the files.
@@ -74,7 +74,7 @@ impl ReadError {
         }
     }
 
-    fn errors(&self) -> impl Iterator<Item = &Diagnostic> {
+    pub fn errors(&self) -> impl Iterator<Item = &Diagnostic> {
         self.diagnostics.iter().filter(|found| found.is_error())
     }
 
@@ -128,6 +128,8 @@ pub struct Recipe {
     pub(crate) variables: BTreeMap<String, String>,
     /// Evenkeel replaces a launcher at the start of the external trainer's command.
     pub launcher_replaced: bool,
+    /// The text of its program has no argument for the batch numbers, and names no `Trainer`.
+    pub lacks_batch_arguments: bool,
     /// The reader's diagnostics, in file order. Most errors end reading and never occur here; the error for
     /// a missing value on which no batch number depends fails only `plan`.
     pub diagnostics: Vec<Diagnostic>,
@@ -169,6 +171,20 @@ impl Recipe {
             .filter(|launch| launch.alone.is_some())?;
         let known = |word: &Word| word.unresolved.is_empty().then(|| word.text.clone());
         launch.words.iter().map(known).collect()
+    }
+
+    /// The variables without which [`Recipe::command`] has none. Empty: giving variables does not help.
+    pub fn lacking_variables(&self) -> Vec<&str> {
+        let words = self.launch.iter().filter(|launch| launch.alone.is_some());
+        let words = words.flat_map(|launch| &launch.words);
+        let parts = words.flat_map(|word| {
+            let parts = word.unresolved.iter();
+            parts.map(|part| variable(&word.text[part.start..part.end]))
+        });
+        let mut names: Vec<&str> = parts.collect::<Option<_>>().unwrap_or_default();
+        names.sort_unstable();
+        names.dedup();
+        names
     }
 
     /// The given variables of its script.
@@ -249,12 +265,16 @@ fn complete(error: &mut ReadError, request: &Request, launcher: Option<&ReadErro
             .flat_map(|launcher| launcher.errors().filter_map(axes::proposed)),
     );
     let line = request.plan_with(&more);
+    let are_ended = error.errors().all(|found| found.next != Next::Nothing);
     let mut found = error.diagnostics.iter_mut();
     if let Some(first) = found.find(|found| found.is_error() && found.hides_batch) {
         first.help = format!(
             "{}; or give the samples of a step, and only the launcher is read: `{line}`",
             first.help
         );
+        if !are_ended {
+            first.next = Next::Command(line);
+        }
     }
 }
 
@@ -390,6 +410,7 @@ fn find(request: &Request, job: Job, reading: &mut Reading) -> Option<Recipe> {
         launch: job.launch,
         variables: job.variables,
         launcher_replaced: false,
+        lacks_batch_arguments: reading.program.lacks_batch_arguments(),
         diagnostics: Vec::new(),
     })
 }

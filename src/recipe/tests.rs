@@ -72,6 +72,84 @@ fn a_number_that_only_the_environment_knows_is_given_beside_the_script() {
 }
 
 #[test]
+fn every_variable_that_a_script_lacks_is_in_the_next_command() {
+    let lacks = "torchrun --nproc_per_node 8 train.py --do_train --per_device_train_batch_size ${BS} \
+                 --gradient_accumulation_steps $GA --warmup_steps $WARM --eval_strategy $WHEN\n";
+    let error = script(lacks).unwrap_err();
+    let words: Vec<_> = error.errors().map(|found| found.next.clone()).collect();
+    let given = |name: &str| Next::Words(vec![format!("{name}=VALUE")]);
+    assert_eq!(words, ["BS", "GA", "WARM", "WHEN"].map(given));
+    let error = script("python train.py --a $A --b $B --a $A\n").unwrap_err();
+    let found = error.errors().next().unwrap();
+    let both = ["A=VALUE", "B=VALUE"].map(str::to_owned);
+    assert_eq!(found.next, Next::Words(both.to_vec()));
+}
+
+#[test]
+fn a_line_chooses_one_of_a_scripts_trainings() {
+    let text = "python train.py --do_train --per_device_train_batch_size 8\n\
+                for lr in 1e-5 2e-5; do\n  torchrun --nproc_per_node 4 train.py --do_train \\\n    \
+                --per_device_train_batch_size 2 --learning_rate $lr\ndone\n";
+    let of = |line: Option<&str>| {
+        let request = Request {
+            path: "run.sh".into(),
+            overrides: line
+                .iter()
+                .map(|line| format!("evenkeel.line={line}"))
+                .collect(),
+            ..Request::default()
+        };
+        read_text(&request, text.to_owned())
+    };
+    let refused = of(None).unwrap_err();
+    let next: Vec<_> = refused.errors().map(|found| found.next.clone()).collect();
+    assert_eq!(next, [Next::Words(vec!["evenkeel.line=3".to_owned()])]);
+    for line in ["3", "4"] {
+        let batch = of(Some(line)).unwrap().spec.batch;
+        assert_eq!(
+            (batch.gpus, batch.per_device_batch_size),
+            (Some(4), Some(2)),
+            "{line}"
+        );
+    }
+    assert_eq!(
+        of(Some("1")).unwrap().spec.batch.per_device_batch_size,
+        Some(8)
+    );
+    for line in ["2", "x"] {
+        let refused = messages(of(Some(line)));
+        let expected = format!("no command at line `{line}` starts a training");
+        assert!(refused.contains(&expected), "{refused:?}");
+    }
+}
+
+#[test]
+fn a_script_that_names_files_from_its_own_folder_is_planned_there() {
+    let folder = tempfile::tempdir().unwrap();
+    let project = folder.path().join("sft");
+    std::fs::create_dir_all(project.join("scripts")).unwrap();
+    std::fs::write(project.join("a.yaml"), "num_train_epochs: 1\n").unwrap();
+    let path = project.join("scripts/run.sh");
+    std::fs::write(
+        &path,
+        "torchrun --nproc_per_node 4 sft.py --config a.yaml\n",
+    )
+    .unwrap();
+    let request = Request {
+        path,
+        ..Request::default()
+    };
+    let error = read(&request).unwrap_err();
+    let next = format!(
+        "cd {} && evenkeel plan scripts/run.sh --gpus N",
+        project.display()
+    );
+    let found = error.errors().next().unwrap();
+    assert_eq!(found.next, Next::Command(next.clone()));
+    assert!(found.help.contains(&next), "{}", found.help);
+}
+
+#[test]
 fn a_variable_beside_a_script_replaces_what_it_assigns() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run.sh");

@@ -55,6 +55,63 @@ fn commands(command: &[String]) -> Vec<Vec<String>> {
         .collect()
 }
 
+/// The placeholders for the numbers of one device.
+const MICRO_BATCH: &str = "{per_device_batch_size}";
+const ACCUMULATION: &str = "{gradient_accumulation_steps}";
+
+/// Whether a command has placeholders for the batch numbers themselves.
+pub fn has_numbers(command: &[String]) -> bool {
+    let names = [MICRO_BATCH, ACCUMULATION, "{global_batch_size}"];
+    let mut names = names.iter().map(|name| name.trim_matches(['{', '}']));
+    names.any(|name| placeholder::is_used(command, name))
+}
+
+/// A command with placeholders for the numbers of its arguments `--batch_size` and `--accumulation_steps`, by their
+/// names. `None`: none of its arguments is a batch.
+pub fn with_numbers(command: &[String]) -> Option<Vec<String>> {
+    const OTHERS: [&str; 7] = ["eval", "val", "test", "gen", "total", "global", "effective"];
+    let placeholder = |option: &str| {
+        let name = option
+            .trim_start_matches('-')
+            .to_lowercase()
+            .replace('-', "_");
+        let is_batch = ["batch_size", "batchsize", "bsz", "bs"]
+            .iter()
+            .any(|end| name.ends_with(end));
+        match name {
+            name if !option.starts_with('-') || OTHERS.iter().any(|part| name.contains(part)) => {
+                None
+            }
+            _ if is_batch => Some(MICRO_BATCH),
+            name if name.contains("accum") => Some(ACCUMULATION),
+            _ => None,
+        }
+    };
+    let mut words = command.to_vec();
+    for at in 0..words.len() {
+        let word = words[at].clone();
+        let (option, attached) = match word.split_once('=') {
+            Some((option, value)) => (option, Some(value)),
+            None => (word.as_str(), None),
+        };
+        let Some(placeholder) = placeholder(option) else {
+            continue;
+        };
+        let is_number = |text: &str| text.parse::<u64>().is_ok();
+        match attached {
+            Some(value) if is_number(value) => words[at] = format!("{option}={placeholder}"),
+            None if words.get(at + 1).is_some_and(|value| is_number(value)) => {
+                placeholder.clone_into(&mut words[at + 1]);
+            }
+            _ => {}
+        }
+    }
+    words
+        .iter()
+        .any(|word| word.contains(MICRO_BATCH))
+        .then_some(words)
+}
+
 /// The launcher at the start of a command, after wrappers such as `env` and `nice`, or of one in its inline script.
 pub fn launcher(command: &[String]) -> Option<String> {
     let commands = commands(command);
@@ -211,6 +268,32 @@ mod tests {
     use super::*;
     use crate::recipe::read_text;
     use crate::recipe::schema::request::Request;
+
+    #[test]
+    fn a_programs_own_arguments_for_the_batch_get_placeholders() {
+        let of = |line: &str| {
+            let words: Vec<String> = line.split(' ').map(str::to_owned).collect();
+            with_numbers(&words).map(|words| words.join(" "))
+        };
+        for (line, expected) in [
+            (
+                "ift.py --lr 1 --batch_size 2 --accumulate=4 --eval_batch_size 8",
+                Some(
+                    "ift.py --lr 1 --batch_size {per_device_batch_size} --accumulate={gradient_accumulation_steps} --eval_batch_size 8",
+                ),
+            ),
+            (
+                "a.py --train-bsz=2",
+                Some("a.py --train-bsz={per_device_batch_size}"),
+            ),
+            ("a.py --global_batch_size 64", None),
+            ("a.py --batch_size auto", None),
+            ("a.py --grad_accum 4", None),
+            ("a.py batch_size=4", None),
+        ] {
+            assert_eq!(of(line).as_deref(), expected, "{line}");
+        }
+    }
 
     fn words(text: &str) -> Vec<String> {
         text.split(' ').map(str::to_owned).collect()

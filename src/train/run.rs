@@ -177,6 +177,7 @@ impl Run {
             launch: None,
             variables: Default::default(),
             launcher_replaced: false,
+            lacks_batch_arguments: false,
             diagnostics: Vec::new(),
         }
     }

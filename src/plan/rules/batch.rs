@@ -65,6 +65,16 @@ fn next_command(case: &Case<'_>, flag: &str) -> String {
     format!("`{}`", words.join(" "))
 }
 
+/// The file that the user gave, as a word of a command.
+fn given_file(case: &Case<'_>) -> Option<String> {
+    let file = case.recipe.files.recipe?;
+    let source = case.recipe.sources.get(file)?;
+    Some(shell::join(&[source.path.display().to_string()]))
+}
+
+/// The words that give the samples of a step.
+const BATCH_GIVEN: [&str; 2] = ["--global-batch-size", "B"];
+
 fn global_batch_unknown(case: &Case<'_>, findings: &mut Findings<'_>) {
     let (dialect, batch) = (case.recipe.dialect, &case.spec().batch);
     if case.draft.global_batch_size.is_some() || case.draft.recipe_product.is_some() {
@@ -74,8 +84,14 @@ fn global_batch_unknown(case: &Case<'_>, findings: &mut Findings<'_>) {
         findings.at(
             &[],
             "an accelerate config gives the number of devices, but no batch",
-            "plan the recipe that is launched with it: `recipe.yaml --accelerate FILE`",
+            format!(
+                "plan the recipe that is launched with it, `evenkeel plan RECIPE --accelerate {}`, or give the samples of \
+                 a step, {}",
+                given_file(case).unwrap_or_else(|| "FILE".to_owned()),
+                next_command(case, "--global-batch-size B"),
+            ),
         );
+        findings.ended_by(BATCH_GIVEN);
         return;
     }
     if case.recipe.part {
@@ -109,12 +125,21 @@ fn global_batch_unknown(case: &Case<'_>, findings: &mut Findings<'_>) {
                     next_command(case, "--recipe-gpus N")
                 ),
             );
+            findings.ended_by(["--recipe-gpus", "N"]);
         }
-        None if deepspeed => findings.at(
-            &[],
-            "the DeepSpeed config has no batch: \"auto\" takes the batch of a trainer",
-            "give it with the trainer's arguments, `evenkeel plan -- deepspeed train.py --deepspeed FILE …`",
-        ),
+        None if deepspeed => {
+            findings.at(
+                &[],
+                "the DeepSpeed config has no batch: \"auto\" takes the batch of a trainer",
+                format!(
+                    "give it with the trainer's arguments, `evenkeel plan -- deepspeed train.py --deepspeed {} …`, or give \
+                     the samples of a step, {}",
+                    given_file(case).unwrap_or_else(|| "FILE".to_owned()),
+                    next_command(case, "--global-batch-size B"),
+                ),
+            );
+            findings.ended_by(BATCH_GIVEN);
+        }
         None => {
             let given = next_command(case, "--global-batch-size B");
             let mut help = format!("give the samples of a step, {given}");
@@ -122,6 +147,7 @@ fn global_batch_unknown(case: &Case<'_>, findings: &mut Findings<'_>) {
                 help += "; for a `Trainer`'s default write `--per_device_train_batch_size 8`";
             }
             findings.at(&paths, "no key that is read states the batch", help);
+            findings.ended_by(BATCH_GIVEN);
         }
     }
 }
@@ -460,11 +486,22 @@ fn effective_batch_floored(case: &Case<'_>, findings: &mut Findings<'_>) {
     };
     if used == 0 {
         let key = case.key("batch.global");
+        // What the plan changes, given upstream too.
+        let split = case.draft.split.map(|split| split.accumulation());
+        let fewer = split.filter(|fewer| (1..passes).contains(fewer));
+        let fewer = fewer.map(|fewer| case.set("batch.accumulation", &fewer.to_string()));
+        let plans = fewer
+            .iter()
+            .map(|fewer| format!("{fewer} keeps the batch; "));
+        let plans: String = plans.collect();
         findings.at(
             &paths,
             format!("on {on} upstream gives every GPU an empty batch: {formula}"),
-            format!("{counts}raise {key} to {} or more", passes * ranks),
+            format!("{plans}{counts}raise {key} to {} or more", passes * ranks),
         );
+        if let Some(fewer) = fewer {
+            findings.ended_by([fewer.trim_matches('`')]);
+        }
         return;
     }
     findings.warn(

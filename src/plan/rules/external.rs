@@ -54,6 +54,14 @@ fn external_trainer(case: &Case<'_>, findings: &mut Findings<'_>) {
     if let Some((key, problem)) = placeholder::flaw(&spec.trainer) {
         findings.at(&[key], format!("`{key}` {problem}"), placeholder::LISTED);
     }
+    if case.recipe.lacks_batch_arguments && placeholder::is_used(command, placeholder::ARGS) {
+        findings.at(
+            &["trainer.command"],
+            "the program has no argument `--per_device_train_batch_size`: the plan's numbers would not reach it",
+            "write `{per_device_batch_size}` and `{gradient_accumulation_steps}` where its command has them, as in \
+             `--batch_size {per_device_batch_size}`",
+        );
+    }
     if let Some(launcher) = trainer_command::launcher(command) {
         findings.at(
             &["trainer.command"],
@@ -429,6 +437,19 @@ mod tests {
 
     fn messages(command: &[&str]) -> Vec<String> {
         found(&with(command, ""), 2)
+    }
+
+    #[test]
+    fn numbers_that_a_program_does_not_take_are_refused() {
+        let lacking = |command: &[&str]| {
+            let mut recipe = with(command, "");
+            recipe.lacks_batch_arguments = true;
+            found(&recipe, 2)
+        };
+        let refused = lacking(&["train", "{args}"]);
+        insta::assert_snapshot!(refused.join("\n"), @"the program has no argument `--per_device_train_batch_size`: the plan's numbers would not reach it");
+        let typed = ["train", "--batch_size", "{per_device_batch_size}"];
+        assert!(lacking(&typed).is_empty());
     }
 
     /// What runs the plan decides, whether or not the recipe names a command.

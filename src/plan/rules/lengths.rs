@@ -369,7 +369,10 @@ fn check_batch(case: &Case<'_>, findings: &mut Findings<'_>) {
         findings.warn(&paths, message, help);
     } else {
         let message = format!("{message}: {batch} % {by} = {rest}");
+        let more = u128::from(batch) - rest + by;
+        let words = case.set(paths[0], &more.to_string());
         findings.at(&paths, message, help);
+        findings.ended_by([words.trim_matches('`')]);
     }
 }
 

@@ -25,7 +25,7 @@ use super::memory::Memory;
 use super::request::PlanRequest;
 use super::split::Split;
 use crate::recipe::schema::spec::Remainder;
-use crate::recipe::{Diagnostic, Dialect, Recipe, Severity, Span, Spec};
+use crate::recipe::{Diagnostic, Dialect, Next, Recipe, Severity, Span, Spec};
 
 pub use page::page;
 
@@ -244,7 +244,15 @@ impl Findings<'_> {
             help,
             span: Some(span),
             hides_batch: false,
+            next: Next::Nothing,
         });
+    }
+
+    /// Says which words of the command end the last finding.
+    fn ended_by<W: Into<String>>(&mut self, words: impl IntoIterator<Item = W>) {
+        if let Some(last) = self.found.last_mut() {
+            last.next = Next::Words(words.into_iter().map(Into::into).collect());
+        }
     }
 
     fn add(&mut self, severity: Severity, paths: &[&str], message: String, help: String) {
@@ -255,6 +263,7 @@ impl Findings<'_> {
             help,
             span: paths.iter().find_map(|path| self.recipe.span(path)),
             hides_batch: false,
+            next: Next::Nothing,
         });
     }
 }

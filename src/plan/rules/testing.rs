@@ -26,6 +26,7 @@ pub(in crate::plan) fn recipe() -> Recipe {
         launch: None,
         variables: Default::default(),
         launcher_replaced: false,
+        lacks_batch_arguments: false,
         diagnostics: Vec::new(),
     }
 }

@@ -112,7 +112,8 @@ pub(crate) fn compose(
             reading.note("mandatory-missing", Some(span), message, help);
         } else {
             let help = format!("set it on the command line: `{key}=…`");
-            let problem = Diagnostic::error("mandatory-missing", Some(span), message, help);
+            let problem = Diagnostic::error("mandatory-missing", Some(span), message, help)
+                .ended_by([format!("{key}=VALUE")]);
             reading.pending.push(problem);
         }
     }

@@ -37,9 +37,19 @@ pub(crate) fn is_upstreams(script: &Path) -> bool {
 /// HALOs 4831988, `train/sample.py` and `train/label.py`: modules that only read the model.
 const READERS: [&str; 2] = ["sample", "label"];
 
+/// Programs that evaluate models of others.
+const EVALUATING: [&str; 3] = ["lighteval", "lm_eval", "lmms_eval"];
+
 /// Whether a program, given by its file or module, trains nothing.
 pub(crate) fn trains_nothing(program: &str) -> bool {
     let module = program.strip_suffix(".py").unwrap_or(program);
+    if module
+        .split('.')
+        .next()
+        .is_some_and(|name| EVALUATING.contains(&name))
+    {
+        return true;
+    }
     let mut parts = module.rsplit(['.', '/']);
     parts.next().is_some_and(|name| READERS.contains(&name)) && parts.next() == Some("train")
 }
@@ -69,6 +79,11 @@ pub(crate) fn is_swift(script: &Path) -> bool {
 /// Whether a program starts torchrun with the values of `NPROC_PER_NODE` and `NNODES`.
 pub(crate) fn takes_torchruns_variables(program: &str) -> bool {
     ["swift", "llamafactory-cli", "lmf"].contains(&program.rsplit('/').next().unwrap_or_default())
+}
+
+/// Whether a program starts one process for each visible device.
+pub(crate) fn takes_visible_devices(program: &str) -> bool {
+    ["llamafactory-cli", "lmf"].contains(&program.rsplit('/').next().unwrap_or_default())
 }
 
 /// The arguments of ms-swift that its defaults add, for a number of processes. `None`: the number is unknown, so that

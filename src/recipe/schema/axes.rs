@@ -249,7 +249,11 @@ pub(crate) fn refuse_unread(root: &Node, native: &Node, states_batch: bool, read
             "`{key}` is {}: {divides} the data-parallel ranks and is not read",
             short(text)
         );
-        reading.error("unsupported-value", Some(value.span), message, help);
+        let mut problem = Diagnostic::error("unsupported-value", Some(value.span), message, help);
+        if let Some(words) = proposed(&problem).map(str::to_owned) {
+            problem = problem.ended_by([words]);
+        }
+        reading.diagnostics.push(problem);
     }
 }
 

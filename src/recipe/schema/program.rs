@@ -67,6 +67,14 @@ impl Program {
         }
     }
 
+    /// Whether the program's text has no argument for the micro-batch of a `Trainer`, and names none.
+    pub fn lacks_batch_arguments(&self) -> bool {
+        let Program::Text(program) = self else {
+            return false;
+        };
+        !program.takes("per_device_train_batch_size") && !program.may_use_a_trainer()
+    }
+
     /// Whether the program says that it uses TRL. `None`: its text is not known.
     pub fn uses_trl(&self) -> Option<bool> {
         match self {

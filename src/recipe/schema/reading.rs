@@ -13,7 +13,7 @@ use super::untrained::Untrained;
 use crate::recipe::syntax::diagnostic::{self, Diagnostic, Severity};
 use crate::recipe::syntax::node::{Entry, Node};
 use crate::recipe::syntax::scalar::{Resolved, Schema};
-use crate::recipe::syntax::shell::word::variable;
+use crate::recipe::syntax::shell::{self, word::variable};
 use crate::recipe::syntax::source::{FileId, Sources, Span};
 use crate::recipe::syntax::{json, toml, yaml};
 use crate::util::format;
@@ -122,7 +122,12 @@ impl Reading {
         words: impl IntoIterator<Item = &'w str>,
     ) {
         let message = format!("`{key}` is `{}`", short(text));
-        let help = did_you_mean(text, words);
+        let mut help = did_you_mean(text, words);
+        if let Some(variable) = variable(text) {
+            help = format!(
+                "give its value beside the script, `evenkeel plan SCRIPT {variable}=VALUE`; {help}"
+            );
+        }
         self.error("unknown-value", Some(span), message, help);
     }
 
@@ -179,11 +184,28 @@ impl Reading {
         let known = self.diagnostics.len();
         let opened = self.open(path, Some(named));
         if opened.is_none() && matches!(self.origin, Origin::Disk) {
+            let folder = self.folder_of_script(path, named);
             for found in &mut self.diagnostics[known..] {
                 found.hides_batch = true;
+                if let Some(folder) = &folder {
+                    found.help = format!(
+                        "the script names it from another folder: `cd {} && {IN_FOLDER}`",
+                        shell::join(&[folder.display().to_string()])
+                    );
+                }
             }
         }
         opened
+    }
+
+    /// The folder at or above a script in which the path that it names is a file.
+    fn folder_of_script(&self, path: &Path, named: Span) -> Option<PathBuf> {
+        let script = self.sources.get(named.file)?.path.as_path();
+        let mut folders = script.ancestors().skip(1);
+        let is_here = |folder: &&Path| !folder.as_os_str().is_empty();
+        let has_file = |folder: &&Path| self.origin.is_file(&folder.join(path));
+        let found = folders.find(|folder| is_here(folder) && has_file(folder));
+        found.filter(|_| path.is_relative()).map(Path::to_path_buf)
     }
 
     /// Parses a text as the content of a file.
@@ -323,6 +345,9 @@ impl Reading {
     }
 }
 
+/// The place of the same command, typed in the folder before it.
+pub(crate) const IN_FOLDER: &str = "evenkeel plan SCRIPT";
+
 /// The error for a value whose key takes another type.
 pub(crate) fn wrong_type(key: &str, node: &Node, schema: Schema, expected: &str) -> Diagnostic {
     let found = match node.resolve(schema) {
@@ -339,7 +364,9 @@ pub(crate) fn wrong_type(key: &str, node: &Node, schema: Schema, expected: &str)
         Some(node.span),
         format!("`{key}` takes {expected}, this is {found}"),
         match variable(node.text().unwrap_or_default()) {
-            Some(variable) => format!("give {expected}, as `{variable}=VALUE` beside the script"),
+            Some(variable) => format!(
+                "give {expected} beside the script, `evenkeel plan SCRIPT {variable}=VALUE`"
+            ),
             None => format!("give {expected}"),
         },
     )

@@ -47,6 +47,21 @@ pub struct Diagnostic {
     /// It says that the batch of a program is not known, which ends with a given global batch.
     #[serde(skip)]
     pub hides_batch: bool,
+    /// What to type to end it.
+    #[serde(skip)]
+    pub next: Next,
+}
+
+/// What ends a problem on the command line.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum Next {
+    /// No word does: the help says what to change.
+    #[default]
+    Nothing,
+    /// More words of the same command: `GPUS=VALUE`, `--recipe-gpus N`.
+    Words(Vec<String>),
+    /// Another command.
+    Command(String),
 }
 
 /// A diagnostic with file, line and column, as `plan -o json` and `check -o json` print it.
@@ -116,6 +131,17 @@ impl Diagnostic {
         }
     }
 
+    /// The same problem, which these words of the command end.
+    pub(crate) fn ended_by<W: Into<String>>(
+        self,
+        words: impl IntoIterator<Item = W>,
+    ) -> Diagnostic {
+        Diagnostic {
+            next: Next::Words(words.into_iter().map(Into::into).collect()),
+            ..self
+        }
+    }
+
     /// The rule, the problem and the way out in one line.
     pub fn one_line(&self) -> String {
         format!("{}: {} ({})", self.rule, self.message, self.help)
@@ -135,6 +161,7 @@ impl Diagnostic {
             help: help.into(),
             span,
             hides_batch: false,
+            next: Next::Nothing,
         }
     }
 

@@ -143,7 +143,7 @@ fn a_given_batch_leads_past_what_is_read_of_the_arguments_only() {
         (
             format!("L=\"$1\"\n{trainer} --model_max_length $L\n"),
             "wrong-type",
-            "`L=VALUE` beside the script",
+            " L=VALUE`; or give the samples",
         ),
         (
             format!("M=\"model name or path\"\n{trainer} --model_name_or_path $M\n"),

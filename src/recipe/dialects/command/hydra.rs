@@ -153,6 +153,7 @@ pub(crate) fn hidden_overrides(word: &Word) -> Diagnostic {
              the last value counts"
         ),
     )
+    .of_batch()
 }
 
 #[cfg(test)]

@@ -32,6 +32,7 @@ use arguments::Arguments;
 pub(crate) use arguments::of_text as options_of_text;
 
 use script::Candidate;
+pub(crate) use script::LINE;
 pub(crate) use unresolved::AS_EXPANDED;
 
 pub(crate) use launcher::{Launch, Launcher, nodes, refuse_switches};
@@ -174,7 +175,8 @@ pub(crate) fn parse(
             return None;
         }
     };
-    let found = training(&lines, (text, file), diagnostics)?;
+    let line = variables.get(script::LINE).map(String::as_str);
+    let found = training(&lines, (text, file), Some(line), diagnostics)?;
     script::refuse_blanks(form, &found, diagnostics);
     if !script::warn_of_escaped_end(text, form, &found, diagnostics) {
         script::warn_of_torn(&lines, &found, diagnostics);
@@ -188,7 +190,7 @@ pub(crate) fn of_typed(typed: &Typed, diagnostics: &mut Vec<Diagnostic>) -> Opti
         return None;
     }
     let text = (typed.text.as_str(), typed.file);
-    let found = training(&typed.lines, text, diagnostics)?;
+    let found = training(&typed.lines, text, None, diagnostics)?;
     script::warn_of_torn(&typed.lines, &found, diagnostics);
     Some(understand(&found, diagnostics))
 }
@@ -204,10 +206,11 @@ pub(crate) fn of_launcher(launch: &Launch, diagnostics: &mut Vec<Diagnostic>) ->
     Some(understand(&launcher, diagnostics))
 }
 
-/// The only command of a text that starts a training.
+/// The only command of a text that starts a training. `line`: the given line of a script; `None`: it is no script.
 fn training<'w>(
     lines: &'w [Line],
     text: (&str, FileId),
+    line: Option<Option<&str>>,
     diagnostics: &mut Vec<Diagnostic>,
 ) -> Option<Candidate<'w>> {
     if let [first, second, ..] = lines
@@ -222,6 +225,9 @@ fn training<'w>(
         return None;
     }
     let mut candidates = script::candidates(lines, text);
+    if let Some(line) = line.flatten() {
+        script::choose(&mut candidates, line, diagnostics);
+    }
     if let Some(project) = projects::of_script(text.0)
         && let Some(first) = candidates.first_mut()
         && first.project.is_none()
@@ -242,7 +248,7 @@ fn training<'w>(
         .first()
         .is_none_or(|found| found.project.is_none())
     {
-        script::refuse_others(&candidates, diagnostics);
+        script::refuse_others(&candidates, line.is_some(), diagnostics);
     }
     let Some(found) = candidates.into_iter().next() else {
         diagnostics.push(unresolved::program(lines).unwrap_or_else(|| {

@@ -207,7 +207,13 @@ pub(crate) fn other_script(lines: &[Line]) -> Option<Diagnostic> {
 }
 
 /// Refuses a script with several trainings: one plan cannot fit all of them.
-pub(crate) fn refuse_others(candidates: &[Candidate<'_>], diagnostics: &mut Vec<Diagnostic>) {
+///
+/// `is_script`: they are in a file, so that a line names one of them.
+pub(crate) fn refuse_others(
+    candidates: &[Candidate<'_>],
+    is_script: bool,
+    diagnostics: &mut Vec<Diagnostic>,
+) {
     if candidates.len() < 2 || !is_training(candidates) {
         return;
     }
@@ -215,12 +221,52 @@ pub(crate) fn refuse_others(candidates: &[Candidate<'_>], diagnostics: &mut Vec<
         .iter()
         .filter_map(|candidate| candidate.words.first());
     let lines: Vec<String> = starts.map(|word| word.span.line.to_string()).collect();
+    let launched = candidates
+        .iter()
+        .position(|candidate| candidate.launch.many);
+    let first = &lines[launched.unwrap_or(0)];
+    let help = if is_script {
+        format!("plan one of them, `evenkeel plan SCRIPT {LINE}={first}`, or pass it after `--`")
+    } else {
+        "pass one of them after `--`, or a script that starts only one".to_owned()
+    };
     let (count, lines) = (lines.len(), lines.join(", "));
     diagnostics.push(Diagnostic::error(
         "global-batch-unknown",
         candidates[1].words.first().map(|word| word.span),
         format!("{count} commands here start a training, at lines {lines}: each has its own batch"),
-        "pass one of them after `--`, or a script that starts only one",
+        help,
+    ));
+}
+
+/// The override that gives the line of a script's training, if it starts several.
+pub(crate) const LINE: &str = "evenkeel.line";
+
+/// Keeps the training at a line of a script that starts several.
+pub(crate) fn choose(
+    candidates: &mut Vec<Candidate<'_>>,
+    line: &str,
+    diagnostics: &mut Vec<Diagnostic>,
+) {
+    let first = |candidate: &Candidate<'_>| candidate.words.first().map(|word| word.span);
+    let spans = |candidate: &Candidate<'_>| {
+        let lines = first(candidate).map(|start| start.line..=candidate.last.line);
+        lines.is_some_and(|lines| line.parse().is_ok_and(|line| lines.contains(&line)))
+    };
+    if candidates.iter().any(spans) {
+        candidates.retain(spans);
+        return;
+    }
+    let lines: Vec<String> = candidates
+        .iter()
+        .filter_map(first)
+        .map(|start| start.line.to_string())
+        .collect();
+    diagnostics.push(Diagnostic::error(
+        "unknown-value",
+        candidates.first().and_then(first),
+        format!("no command at line `{}` starts a training", short(line)),
+        format!("the lines of those that do: {}", lines.join(", ")),
     ));
 }
 

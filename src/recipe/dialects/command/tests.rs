@@ -104,6 +104,34 @@ fn tasks_and_variables_set_the_number_of_processes() {
 }
 
 #[test]
+fn llama_factory_starts_a_process_for_each_visible_device() {
+    for (before, expected) in [
+        ("CUDA_VISIBLE_DEVICES=4,5,6,7", Some("4")),
+        ("NNODES=2 CUDA_VISIBLE_DEVICES=0,1", Some("4")),
+        ("NPROC_PER_NODE=2 CUDA_VISIBLE_DEVICES=0,1,2,3", Some("2")),
+        ("NPROC_PER_NODE=$N CUDA_VISIBLE_DEVICES=0,1,2,3", None),
+        ("CUDA_VISIBLE_DEVICES=$GPUS", None),
+        ("export CUDA_VISIBLE_DEVICES=0,1\n", Some("2")),
+        ("", None),
+    ] {
+        let train = "llamafactory-cli train --do_train --per_device_train_batch_size 2";
+        let text = format!("{before} {train}");
+        assert_eq!(gpus(&text).as_deref(), expected, "{text}");
+    }
+    // ms-swift spreads one process over them.
+    let swift = "CUDA_VISIBLE_DEVICES=0,1 swift sft --model m --per_device_train_batch_size 2";
+    assert_eq!(gpus(swift), None);
+}
+
+#[test]
+fn a_hook_of_the_shell_starts_no_training() {
+    for hook in ["eval \"$(conda shell.bash hook)\"", "eval $(opam env)"] {
+        let message = refused(&format!("{hook}\nconda activate a\nls\n")).unwrap();
+        assert_eq!(message, "no command here starts a training", "{hook}");
+    }
+}
+
+#[test]
 fn mason_multiplies_the_processes_by_its_nodes() {
     let own = "accelerate launch --num_processes 8 open_instruct/finetune.py --seed 1";
     let processes = |before: &str| {
@@ -434,6 +462,9 @@ fn commands_that_are_only_printed_or_written_are_ignored() {
         "echo torchrun --nproc_per_node 2 train.py --per_device_train_batch_size 2",
         "cat > job.sh <<X\ntorchrun t.py --per_device_train_batch_size 2\nX",
         "pip install trl deepspeed",
+        "f() { kill -TERM -- \"-${PID}\"; }",
+        "accelerate launch -m lm_eval --model hf --batch_size 1",
+        "python -m lm_eval.run --model hf --batch_size 1 --seed 1",
         "python eval.py --model x",
         "wget --quiet https://x/train.py",
         "torchrun eval.py --metric x",

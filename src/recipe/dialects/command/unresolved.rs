@@ -5,13 +5,14 @@ use std::collections::HashSet;
 
 use super::launcher::{Launch, Launcher};
 use crate::recipe::dialects::handbook::{self, keys};
+use crate::recipe::schema::reading::IN_FOLDER;
 use crate::recipe::schema::request::Request;
-use crate::recipe::syntax::diagnostic::Diagnostic;
+use crate::recipe::syntax::diagnostic::{Diagnostic, Next};
 use crate::recipe::syntax::node::{Node, Value};
-use crate::recipe::syntax::shell::Line;
 use crate::recipe::syntax::shell::word::{
     UnresolvedExtent, Word, is_name, is_of_name, values_of, variable,
 };
+use crate::recipe::syntax::shell::{ARGUMENTS, Line, is_shell_hook};
 use crate::recipe::syntax::source::Span;
 use crate::recipe::syntax::words::Words;
 use crate::util::suggest::short;
@@ -28,6 +29,33 @@ pub(crate) fn name_script(diagnostics: &mut [Diagnostic], request: &Request) {
     for found in diagnostics {
         if request.path.as_os_str().is_empty() && found.help.contains(WITH_VALUE) {
             AS_EXPANDED.clone_into(&mut found.help);
+        }
+        if let Some((folder, _)) = found.help.split_once(IN_FOLDER)
+            && let Some((_, folder)) = folder.rsplit_once("`cd ")
+            && let Some(name) = request
+                .path
+                .strip_prefix(folder.trim_end_matches(" && "))
+                .ok()
+        {
+            let inside = Request {
+                path: name.to_owned(),
+                ..request.clone()
+            };
+            let command = format!("cd {folder}{}", inside.plan_with(&[]));
+            found.help = found
+                .help
+                .replace(&format!("cd {folder}{IN_FOLDER}"), &command);
+            found.next = Next::Command(command);
+            continue;
+        }
+        let given = found
+            .help
+            .split_once(WITH_VALUE)
+            .and_then(|(_, rest)| rest.split('`').next());
+        if let Some(given) = given
+            && found.is_error()
+        {
+            found.next = Next::Words(given.split(' ').map(str::to_owned).collect());
         }
         let named = format!("`{} ", request.plan_with(&[]));
         found.help = found.help.replace(WITH_VALUE, &named);
@@ -58,21 +86,32 @@ pub(crate) fn refuse(launch: &Launch, arguments: &[Word], diagnostics: &mut Vec<
         ).of_batch());
     }
     let settle = |words: &[Word]| SETTLING.iter().all(|names| gives(words, names));
-    let Some((at, word)) = last(arguments, settle(arguments)) else {
+    let hiding = hiding(arguments, settle(arguments));
+    let Some((at, word)) = hiding.last().copied() else {
         return;
     };
     if settle(&arguments[at + 1..]) {
         return;
     }
     let text = shown(word);
+    let mut values: Vec<String> = Vec::new();
+    for (_, word) in &hiding {
+        let value = variable(&word.text).map(|name| format!("{name}=VALUE"));
+        values.extend(value.filter(|value| !values.contains(value)));
+    }
     diagnostics.push(Diagnostic::error(
         "global-batch-unknown",
         Some(word.span),
         format!("`{text}` is unresolved and may hold further arguments, such as the batch size"),
         match variable(&text) {
-            Some(name) => format!(
-                "give its value beside the script, `evenkeel plan SCRIPT {name}=VALUE`, or the command as the shell expands \
-                 it after `--`"
+            Some(_) => format!(
+                "give its value beside the script, `evenkeel plan SCRIPT {}`, or the command as the shell expands it after \
+                 `--`",
+                values.join(" ")
+            ),
+            None if ["$@", "$*"].contains(&text.as_str()) => format!(
+                "give the arguments of the script beside it, `evenkeel plan SCRIPT {ARGUMENTS}=` if it gets none, or the \
+                 command as the shell expands it after `--`"
             ),
             None => format!(
                 "{AS_EXPANDED}, or write `--per_device_train_batch_size N --gradient_accumulation_steps N` after it: the \
@@ -93,7 +132,7 @@ pub(crate) fn program(lines: &[Line]) -> Option<Diagnostic> {
             Some(first)
         }
     });
-    let word = programs.find(|word| word.is_unresolved())?;
+    let word = programs.find(|word| word.is_unresolved() && !is_shell_hook(&word.text))?;
     Some(
         Diagnostic::error(
             "global-batch-unknown",
@@ -220,9 +259,9 @@ pub(crate) fn shown(word: &Word) -> String {
     short(word.text.lines().next().unwrap_or_default())
 }
 
-/// The last word that may expand to arguments, and its position. `settled`: some words fix the batch.
-fn last(arguments: &[Word], settled: bool) -> Option<(usize, &Word)> {
-    let mut found = None;
+/// The words that may expand to arguments, and their positions. `settled`: some words fix the batch.
+fn hiding(arguments: &[Word], settled: bool) -> Vec<(usize, &Word)> {
+    let mut found = Vec::new();
     let mut option: Option<String> = None;
     for (at, word) in arguments.iter().enumerate() {
         let long = word.long_option();
@@ -230,7 +269,7 @@ fn last(arguments: &[Word], settled: bool) -> Option<(usize, &Word)> {
             .unresolved_extent()
             .is_some_and(|how| hides(word, how, option.as_deref(), settled))
         {
-            found = Some((at, word));
+            found.push((at, word));
         }
         option = long.and_then(|(name, tied)| tied.is_none().then_some(name));
     }

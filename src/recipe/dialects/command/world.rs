@@ -25,7 +25,8 @@ pub(super) fn of(
     }
     let program = launch.program.as_ref()?;
     if programs::takes_torchruns_variables(&program.text) {
-        return by_variables(line, lines);
+        let by_devices = || by_devices(&program.text, line, lines);
+        return by_variables(line, lines).or_else(by_devices);
     }
     let before = line.words.iter().position(|word| word.span == program.span);
     let before = &line.words[..before?];
@@ -114,6 +115,26 @@ fn by_variables(line: &Line, lines: &[Line]) -> Option<Given<u64>> {
     let (each, at) = number("NPROC_PER_NODE").ok()??;
     let nodes = number("NNODES").ok()?.map_or(1, |(nodes, _)| nodes);
     Some(Given::new("NPROC_PER_NODE", nodes.saturating_mul(each), at))
+}
+
+/// The devices that `CUDA_VISIBLE_DEVICES` lists, on `NNODES` machines.
+fn by_devices(program: &str, line: &Line, lines: &[Line]) -> Option<Given<u64>> {
+    let stated = |name| variable(name, line, lines);
+    if !programs::takes_visible_devices(program) || stated("NPROC_PER_NODE") != Ok(None) {
+        return None;
+    }
+    let devices = stated("CUDA_VISIBLE_DEVICES").ok()??;
+    let all_known = |text: &str| text.split(',').all(|device| device.parse::<u32>().is_ok());
+    let each = Some(devices.text.as_str())
+        .filter(|text| all_known(text))?
+        .split(',')
+        .count();
+    let nodes = match stated("NNODES").ok()? {
+        Some(nodes) => nodes.text.parse().ok()?,
+        None => 1,
+    };
+    let all = u64::try_from(each).ok()?.saturating_mul(nodes);
+    Some(Given::new("CUDA_VISIBLE_DEVICES", all, devices.span))
 }
 
 /// The value of a variable in a command's environment. An error: it depends on what other commands do.

@@ -142,11 +142,17 @@ fn dataset_mixer(mixer: &Node, values: &Values, tree: &mut Tree, reading: &mut R
         .find(|split| !is(split, "train") && !is(split, "test"))
     {
         let message = format!(
-            "the split `{}` is neither a train nor a test split",
+            "the split `{}` is neither a train nor a test split: the handbook's scripts refuse it",
             odd.value
         );
-        let help = "use splits with `train` or `test` in their names";
-        reading.error("unknown-value", Some(odd.span), message, help);
+        let help = "nothing to do if your program takes it: no batch number depends on it";
+        reading.warning("unknown-value", Some(odd.span), message, help);
+        reading.untrained.push(Untrained {
+            key: "dataset_splits".to_owned(),
+            value: odd.value.clone(),
+            span: odd.span,
+            reason: UntrainedReason::Unsupported(None),
+        });
     }
     let splits: Vec<Option<Given<String>>> = match splits.len() {
         0 => vec![None],

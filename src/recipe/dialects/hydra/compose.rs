@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 
 use crate::recipe::schema::dialect::RESERVED;
 use crate::recipe::schema::reading::Reading;
+use crate::recipe::syntax::diagnostic::Diagnostic;
 use crate::recipe::syntax::node::{Node, Value};
 use crate::recipe::syntax::scalar::{Resolved, Schema};
 use crate::recipe::syntax::source::Span;
@@ -154,6 +155,24 @@ impl<'r> Composer<'r> {
     fn refuse(&mut self, rule: &str, span: Span, message: String, help: impl Into<String>) {
         self.complete = false;
         self.reading.error(rule, Some(span), message, help);
+    }
+
+    /// Refuses the option of a group, which another one ends.
+    fn refuse_option(
+        &mut self,
+        rule: &str,
+        group: &str,
+        span: Span,
+        message: String,
+        help: String,
+    ) {
+        let ended = (!self.place.options(group).is_empty()).then(|| format!("{group}=OPTION"));
+        let problem = Diagnostic::error(rule, Some(span), message, help);
+        self.complete = false;
+        self.reading.diagnostics.push(match ended {
+            Some(words) => problem.ended_by([words]),
+            None => problem,
+        });
     }
 
     /// Adds the layers of a file and of its defaults list.
@@ -303,7 +322,7 @@ impl<'r> Composer<'r> {
             Choice::Missing => {
                 let help = self.how_to_choose(full);
                 let message = format!("an option of the config group `{key}` must be chosen");
-                return self.refuse("mandatory-missing", span, message, help);
+                return self.refuse_option("mandatory-missing", full, span, message, help);
             }
         };
         let known = self.known.insert(key.clone(), option.clone());
@@ -391,7 +410,10 @@ impl<'r> Composer<'r> {
                 },
             )
         };
-        self.refuse("config-missing", span, message, help);
+        match group {
+            "" => self.refuse("config-missing", span, message, help),
+            group => self.refuse_option("config-missing", group, span, message, help),
+        }
     }
 }
 

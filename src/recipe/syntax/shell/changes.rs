@@ -45,6 +45,20 @@ const ENVIRONMENT_ENDS: [&str; 6] = [
     "/.profile",
 ];
 
+/// Whether the words of `eval` set up an environment, as `$(conda shell.bash hook)` does.
+pub(crate) fn is_shell_hook(text: &str) -> bool {
+    [
+        "conda shell",
+        "mamba shell",
+        "opam env",
+        "pixi shell-hook",
+        "pyenv init",
+        "ssh-agent",
+    ]
+    .iter()
+    .any(|hook| text.contains(hook))
+}
+
 /// Prefixes of a shell command that do not change its effect on variables.
 const BEFORE: [&str; 2] = ["command", "builtin"];
 
@@ -234,7 +248,7 @@ impl Changes {
             .first()
             .map_or("", |word| word.trim_matches(['"', '\'']));
         let environment = match name {
-            "eval" => file.contains("conda shell") || file.contains("mamba shell"),
+            "eval" => is_shell_hook(file),
             _ => {
                 ENVIRONMENTS.contains(&file)
                     || ENVIRONMENT_ENDS.iter().any(|end| file.ends_with(end))

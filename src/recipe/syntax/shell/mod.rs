@@ -20,6 +20,8 @@ use crate::recipe::syntax::source::{FileId, Position, Span};
 use text::Text;
 use word::{Unresolved, Word, written};
 
+pub(crate) use changes::is_shell_hook;
+pub(crate) use resolve::ARGUMENTS;
 pub(crate) use word::join;
 
 /// The name of the virtual file that holds a command given after `--`.

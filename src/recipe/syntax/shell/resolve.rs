@@ -12,9 +12,12 @@ use super::changes::Changes;
 use super::pieces::{Piece, Quote, pieces};
 use super::text::Text;
 use super::tree::{Place, children};
-use super::word::{Unresolved, Word, identifier};
+use super::word::{Unresolved, Word, identifier, is_name};
 use crate::recipe::syntax::source::Span;
 use crate::recipe::syntax::yaml::MAX_BYTES;
+
+/// The name under which the user gives a script's arguments.
+pub(crate) const ARGUMENTS: &str = "@";
 
 /// The value of a variable or an expansion.
 #[derive(Debug, Clone, Default)]
@@ -245,7 +248,9 @@ impl Variables {
             let is_alone = written.trim_matches('"') == &text.text[at.clone()];
             if split
                 && is_alone
-                && let Some(items) = self.items(&text.text[at.clone()], quoted, span, place)
+                && let Some(items) = self
+                    .arguments(text, &text.text[at.clone()], span, place)
+                    .or_else(|| self.items(&text.text[at.clone()], quoted, span, place))
             {
                 return items;
             }
@@ -293,7 +298,10 @@ impl Variables {
                 self.inherited(text, &text.text[at.clone()], place)?
             }
             "simple_expansion" => self.plain(&text.text[at.start + 1..at.end], place)?,
-            "expansion" => self.parameter(&text.text[at.clone()], place)?,
+            "expansion" => {
+                let in_string = node.parent().is_some_and(|of| of.kind() == "string");
+                self.parameter(&text.text[at.clone()], in_string, place)?
+            }
             "arithmetic_expansion" => {
                 let mut inner = children(node).filter(Node::is_named);
                 let (expression, rest) = (inner.next()?, inner.next());
@@ -332,6 +340,22 @@ impl Variables {
             .filter(|value| value.items.is_none())
     }
 
+    /// The words that the user gives as the arguments of the script, `@=…`. `None`: there are none for this place, or they may
+    /// be those of a function, or others since.
+    fn arguments(&self, text: &Text, source: &str, span: Span, place: Place) -> Option<Vec<Word>> {
+        let given = self
+            .given
+            .get(ARGUMENTS)
+            .and_then(|name| self.values.get(name)?.as_ref())?;
+        let changed = ["shift", "set -- ", "()", "function "]
+            .iter()
+            .any(|words| text.text.contains(words));
+        let is_all = ["$@", "$*", "${@}", "${*}"].contains(&source);
+        let words = given.text.split_whitespace();
+        (is_all && !changed && !place.repeated && !place.nested)
+            .then(|| words.map(|word| Word::new(word, span, 0)).collect())
+    }
+
     /// The items of `${NAME[@]}`, one word each at the place of the expansion. `None`: they are not known, or the shell would
     /// split them further.
     fn items(&mut self, source: &str, quoted: bool, span: Span, place: Place) -> Option<Vec<Word>> {
@@ -355,7 +379,8 @@ impl Variables {
     }
 
     /// `${NAME}`, `${NAME:-default}`, `${NAME-default}`, `${NAME:?message}` or `${NAME:=default}`, which assigns it.
-    fn parameter(&mut self, source: &str, place: Place) -> Option<Value> {
+    /// `in_string`: it is between double quotes.
+    fn parameter(&mut self, source: &str, in_string: bool, place: Place) -> Option<Value> {
         let inside = source.strip_prefix("${")?.strip_suffix('}')?;
         // `${1:-8}`: a script's own argument, which it may not get.
         let digits = inside.len()
@@ -384,12 +409,14 @@ impl Variables {
         } else if self.disturbed || !self.changes.leaves_unset(name, place.repeated) {
             return None;
         }
-        if default.contains(['"', '\'', '\\', '$', '`']) {
-            return None;
-        }
-        let mut value = Value {
-            text: default.to_owned(),
-            ..Value::default()
+        let default = unquoted(default, in_string);
+        let mut value = if default.contains(['"', '\'', '\\', '$', '`']) {
+            self.plain(bare_variable(default)?, place)?
+        } else {
+            Value {
+                text: default.to_owned(),
+                ..Value::default()
+            }
         };
         if !self.values.contains_key(name) {
             let default = (name.to_owned(), value.text.clone());
@@ -510,6 +537,28 @@ fn decimal(text: &str) -> Option<i64> {
     let digits = text.bytes().all(|c| c.is_ascii_digit());
     let octal = text.len() > 1 && text.starts_with('0');
     text.parse().ok().filter(|_| digits && !octal)
+}
+
+/// A default without the quotes around all of it, if the shell splits it neither with nor without them. Between double
+/// quotes a single quote is a letter.
+fn unquoted(default: &str, in_string: bool) -> &str {
+    let within = |quote: char| default.strip_prefix(quote)?.strip_suffix(quote);
+    let single = within('\'').filter(|_| !in_string);
+    let is_plain = |text: &&str| {
+        let special = |c: char| c.is_whitespace() || "\"'\\$`*?[{~".contains(c);
+        !text.is_empty() && !text.contains(special)
+    };
+    within('"').or(single).filter(is_plain).unwrap_or(default)
+}
+
+/// The variable of `$NAME` and `${NAME}`.
+fn bare_variable(text: &str) -> Option<&str> {
+    let inside = text.strip_prefix('$')?;
+    let name = match inside.strip_prefix('{') {
+        Some(inside) => inside.strip_suffix('}')?,
+        None => inside,
+    };
+    is_name(name).then_some(name)
 }
 
 /// Whether an expansion gives any number of words, even in quotes.

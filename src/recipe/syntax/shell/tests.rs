@@ -141,6 +141,23 @@ fn eval_runs_the_command_in_its_arguments() {
 }
 
 #[test]
+fn the_arguments_of_a_script_are_given_as_one_text() {
+    for (given, script, expected) in [
+        ("", "run a \"$@\"", "run|a"),
+        ("--x 1", "run a \"$@\" b", "run|a|--x|1|b"),
+        ("--x 1", "if y; then run $*; fi", "run|--x|1"),
+        ("--x", "f() { run \"$@\"; }\nf a", "run|?$@"),
+        ("--x", "shift\nrun \"$@\"", "run|?$@"),
+        ("--x", "run \"a$@\"", "run|?a$@"),
+    ] {
+        let environment = BTreeMap::from([("@".to_owned(), given.to_owned())]);
+        let lines = super::read(script, FileId(0), Form::Script, &environment).unwrap();
+        let mut runs = lines.into_iter().filter(|line| line.words[0].text == "run");
+        assert_eq!(shown(runs.next().unwrap().words), expected, "{script}");
+    }
+}
+
+#[test]
 fn given_variables_are_the_environment_of_a_script() {
     let environment =
         [("G", "4"), ("B", "")].map(|(name, value)| (name.to_owned(), value.to_owned()));
@@ -245,6 +262,9 @@ fn assigned_variables_expand_as_in_a_shell() {
         ("N=4\nrun ${N:-8} ${N-8}", "run|4|4"),
         ("N=\nrun ${N:-8} x${N-8}", "run|8|x"),
         ("run ${N:-8} ${N-9} \"${N:-a b}\"", "run|8|9|a b"),
+        ("run ${N:-\"8\"} ${N-'a'} \"${N:-\"8\"}\"", "run|8|a|8"),
+        ("N=${N:-\"x/y\"}\nrun $N/z", "run|x/y/z"),
+        ("M=2\nrun ${N:-$M} ${N:-${M}}", "run|2|2"),
         ("N=${N:-8}\nrun $N", "run|8"),
         ("N=\nrun a $N b ${N}", "run|a|b"),
         ("N=4\nrun '$N' \\$N", "run|$N|$N"),
@@ -309,7 +329,10 @@ fn a_variable_that_may_have_another_value_stays_unresolved() {
         "if x; then N=4; fi\nrun ${N:-8}",
         "f() { run ${N:-8}; }\nN=4",
         "N=${N:-\"a b\"}\nrun $N",
-        "M=2\nN=${N:-$M}\nrun $N",
+        "N=${N:-${M:-2}}\nrun $N",
+        "N=${N:-$M}\nrun $N",
+        "run ${N:-\"*.json\"}",
+        "run \"${N:-'8'}\"",
         "run ${N:+8}",
         "N=4\nrun ${N%4}",
         "N=4\nrun ${N:0:1}",
