@@ -11,6 +11,7 @@ pub mod attention;
 pub mod cross_entropy;
 pub mod embedding;
 mod exp;
+pub mod fixed;
 pub mod head_norms;
 pub mod layernorm;
 pub mod linear;

@@ -384,6 +384,7 @@ fn engine(
                 forward_only: false,
                 token_loss,
                 adapters: built_in.adapters.clone(),
+                in_fixed_point: false,
             };
             CpuEngine::new(model, options, world, seed).map(boxed)
         }
