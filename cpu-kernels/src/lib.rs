@@ -13,6 +13,7 @@ pub mod embedding;
 mod exp;
 pub mod fixed;
 pub mod head_norms;
+pub mod identity;
 pub mod layernorm;
 pub mod linear;
 mod matrix;
