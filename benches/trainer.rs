@@ -8,7 +8,9 @@
 //! `--processes 2 --parallel ddp|fsdp` runs that number of ranks over TCP, which share the cores.
 //! `RAYON_NUM_THREADS` or `--threads` sets the threads. With `--measure` every second step measures the norms
 //! of its micro-batches and of its worker's gradient. `measuring` is the median, over adjacent pairs, of the
-//! extra time of the measured step.
+//! extra time of the measured step. With `--determinism` every step is followed by one of a second engine, which adds the
+//! gradients of single samples in fixed point (`determinism: world`); `price` is the median share of the tokens per second
+//! that it loses in a pair of steps.
 
 use std::net::TcpListener;
 use std::process::{Command, ExitCode};
@@ -34,6 +36,7 @@ struct Options {
     warmup: usize,
     threads: usize,
     measure: bool,
+    determinism: bool,
     checkpointing: bool,
     tied: bool,
     processes: usize,
@@ -56,6 +59,7 @@ impl Options {
             warmup: 5,
             threads: 0,
             measure: false,
+            determinism: false,
             checkpointing: false,
             tied: false,
             processes: 1,
@@ -75,6 +79,10 @@ impl Options {
                 }
                 "--measure" => {
                     options.measure = true;
+                    continue;
+                }
+                "--determinism" => {
+                    options.determinism = true;
                     continue;
                 }
                 "--activation-checkpointing" => {
@@ -222,50 +230,69 @@ fn run(options: &Options, world: Option<World>) -> Result<serde_json::Value, Eng
         measure: measure(options.measure, options.sharded),
         ..CpuOptions::default()
     };
-    let mut engine = CpuEngine::new(options.config(), engine_options, world, Some(0))?;
+    let in_fixed_point = CpuOptions {
+        in_fixed_point: true,
+        measure: measure(options.measure, true),
+        ..engine_options.clone()
+    };
+    let config = options.config();
+    let mut engine = CpuEngine::new(config.clone(), engine_options, world.clone(), Some(0))?;
     engine.reserve(options.micro_batch, options.seq)?;
+    let mut exact = None;
+    if options.determinism {
+        let mut engine = CpuEngine::new(config, in_fixed_point, world, Some(0))?;
+        engine.reserve(1, options.seq)?;
+        exact = Some(engine);
+    }
 
     let tokens = random_tokens(options, 1);
     let targets = random_tokens(options, 2);
-    let micro_batch = MicroBatch {
+    let whole = MicroBatch {
         tokens: &tokens,
         targets: &targets,
         batch: options.micro_batch,
         seq_len: options.seq,
         ..MicroBatch::default()
     };
-    let mut seconds = Vec::new();
+    let rows = tokens.chunks(options.seq).zip(targets.chunks(options.seq));
+    let samples: Vec<MicroBatch<'_>> = rows
+        .map(|(tokens, targets)| MicroBatch {
+            tokens,
+            targets,
+            batch: 1,
+            ..whole
+        })
+        .collect();
+    let whole = vec![whole; options.accumulation];
+    let samples = samples.repeat(options.accumulation);
+    let (mut seconds, mut prices) = (Vec::new(), Vec::new());
     let mut loss = 0.0;
-    for step in 1..=options.warmup + options.steps {
-        let measured = options.measure && step % 2 == 0;
-        let measure = measure(measured, options.sharded);
-        let start = Instant::now();
-        let (mut sum, mut targets) = (0.0, 0);
-        for index in 1..=options.accumulation {
-            let got = engine.accumulate(micro_batch, measure, index == options.accumulation)?;
-            sum += got.loss;
-            targets += got.targets;
-        }
-        let reduced = engine.reduce(measure)?;
-        let mean = 1.0 / (targets * options.processes as u64) as f64;
-        let norm = reduced.squared_norm.sqrt() * mean;
-        engine.update(AdamW {
-            learning_rate: 1e-3,
-            beta1: 0.9,
-            beta2: 0.95,
-            epsilon: 1e-8,
-            weight_decay: 0.1,
-            vector_decay: 0.0,
-            step: step as u64,
-            gradient_scale: mean * (1.0 / (norm + 1e-6)).min(1.0),
-        })?;
-        loss = sum * mean * options.processes as f64;
-        if step > options.warmup {
-            seconds.push(start.elapsed().as_secs_f64());
+    for number in 1..=options.warmup + options.steps {
+        let measured = options.measure && number % 2 == 0;
+        let measure = |sharded| measure(measured, sharded);
+        let (mean, took) = step(
+            &mut engine,
+            &whole,
+            measure(options.sharded),
+            (number, options.processes),
+        )?;
+        loss = mean;
+        let took_exact = match &mut exact {
+            Some(engine) => {
+                let of = (number, options.processes);
+                Some(step(engine, &samples, measure(true), of)?.1)
+            }
+            None => None,
+        };
+        if number > options.warmup {
+            seconds.push(took);
+            prices.extend(took_exact.map(|exact| 1.0 - took / exact));
         }
     }
     let measuring = options.measure.then(|| measuring(options.warmup, &seconds));
     seconds.sort_by(f64::total_cmp);
+    prices.sort_by(f64::total_cmp);
+    let price = (!prices.is_empty()).then(|| (median(&prices) * 1e3).round() / 1e3);
     let tokens = (tokens.len() * options.accumulation * options.processes) as f64;
     let per_second = |seconds: f64| (tokens / seconds * 10.0).round() / 10.0;
     Ok(serde_json::json!({
@@ -276,7 +303,38 @@ fn run(options: &Options, world: Option<World>) -> Result<serde_json::Value, Eng
         "peak_rss_mb": peak_rss_mb(),
         "engine_mb": engine.memory().1 >> 20,
         "measuring": measuring,
+        "price": price,
     }))
+}
+
+/// One step of these micro-batches: the mean loss over all processes if they have the same, and the seconds.
+fn step(
+    engine: &mut CpuEngine,
+    micro_batches: &[MicroBatch<'_>],
+    measure: Measure,
+    (number, processes): (usize, usize),
+) -> Result<(f64, f64), EngineError> {
+    let start = Instant::now();
+    let (mut sum, mut targets) = (0.0, 0);
+    for (index, micro_batch) in (1..).zip(micro_batches) {
+        let got = engine.accumulate(*micro_batch, measure, index == micro_batches.len())?;
+        sum += got.loss;
+        targets += got.targets;
+    }
+    let reduced = engine.reduce(measure)?;
+    let mean = 1.0 / (targets * processes as u64) as f64;
+    let norm = reduced.squared_norm.sqrt() * mean;
+    engine.update(AdamW {
+        learning_rate: 1e-3,
+        beta1: 0.9,
+        beta2: 0.95,
+        epsilon: 1e-8,
+        weight_decay: 0.1,
+        vector_decay: 0.0,
+        step: number as u64,
+        gradient_scale: mean * (1.0 / (norm + 1e-6)).min(1.0),
+    })?;
+    Ok((sum * mean * processes as f64, start.elapsed().as_secs_f64()))
 }
 
 /// Relative extra time of measured steps over adjacent steps. The first of `seconds` is step `warmup + 1`;

@@ -33,6 +33,10 @@ cargo test --locked --workspace --test mutations -- --ignored
 EVENKEEL_THOROUGH=1 EVENKEEL_PYTHON=${EVENKEEL_PYTHON:-$PWD/target/python/bin/python} \
   cargo test --locked --workspace --test endurance accelerate_launch_and
 
+# Twenty runs of 500 steps and more through random worlds and faults end in one checksum, from a new seed every day.
+EVENKEEL_THOROUGH=1 EVENKEEL_SEED=$(date +%Y%m%d) \
+  cargo test --locked --workspace --test endurance determinism -- --nocapture
+
 # The tests of the chart's alerts. promtool takes minutes to compile. Needs helm, which the cluster tests build.
 if ! command -v promtool >/dev/null; then
   GOBIN=$PWD/target/go go install github.com/prometheus/prometheus/cmd/promtool@v0.316.0

@@ -2,9 +2,8 @@
 //! in tests, which train with it.
 //!
 //! Tensors are row-major slices. Doc comments state their shapes, with n for the tokens of a micro-batch
-//! (batch × seq_len). Every kernel splits its work over rayon's current pool and adds in a fixed order, so
-//! that a run is bitwise repeatable. Only the tiles of matrix products depend on the number of threads, which
-//! may change how `gemm` blocks and so the last bits.
+//! (batch × seq_len). Every kernel splits its work over rayon's current pool and adds in an order that follows from the
+//! shapes alone, so that neither another run nor another number of threads changes a bit.
 
 pub mod adamw;
 pub mod adapter;
@@ -12,7 +11,9 @@ pub mod attention;
 pub mod cross_entropy;
 pub mod embedding;
 mod exp;
+pub mod fixed;
 pub mod head_norms;
+pub mod identity;
 pub mod layernorm;
 pub mod linear;
 mod matrix;

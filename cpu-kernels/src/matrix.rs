@@ -208,14 +208,16 @@ pub fn multiply(out: MatrixMut<'_>, a: Matrix<'_>, b: Matrix<'_>, factor: f32, a
     }
 }
 
-/// `out = a · b`, or `out += a · b`, on rayon's current pool.
+/// `out = a · b`, or `out += a · b`, on rayon's current pool. The bits do not depend on the number of threads.
 ///
 /// `gemm` packs `b` on one thread before its own threads start; separately computed tiles do not wait for
 /// that.
 pub fn multiply_in_parallel(out: MatrixMut<'_>, a: Matrix<'_>, b: Matrix<'_>, add: bool) {
     assert_fit(&out, a, b);
+    let are_rows_adjacent = a.column_stride == 1 && b.row_stride == 1;
     let tile = tile(
         (out.rows, out.columns),
+        (a.columns, are_rows_adjacent),
         a.column_stride != 1,
         rayon::current_num_threads(),
     );
@@ -239,9 +241,55 @@ fn assert_fit(out: &MatrixMut<'_>, a: Matrix<'_>, b: Matrix<'_>) {
     );
 }
 
+/// The order in which `gemm` adds up an element of a product. Within one order the bits of an element follow from its row of
+/// a and its column of b alone, so that tiles of the order of the whole product have its bits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Order {
+    /// Lanes of a vector, each apart.
+    Lanes,
+    /// The product of a matrix and a vector.
+    Vector,
+    /// The depth in blocks of 512.
+    ShortBlocks,
+    /// The depth in blocks whose size follows from it and the caches, or one block.
+    Blocks,
+}
+
+impl Order {
+    /// That of `gemm_basic_generic` (gemm-common 0.19, `gemm.rs`) for a product of this shape and depth, whose operands'
+    /// rows along the depth are adjacent or not.
+    fn of((rows, columns): (usize, usize), (depth, are_rows_adjacent): (usize, bool)) -> Order {
+        if are_rows_adjacent && rows * columns <= 16 * 16 {
+            Order::Lanes
+        } else if rows <= 1 || columns <= 1 {
+            Order::Vector
+        } else if rows <= 64 && columns <= 64 && depth > 512 {
+            Order::ShortBlocks
+        } else {
+            Order::Blocks
+        }
+    }
+}
+
 /// Rows and columns of the tiles of a product, at most one tile per thread. The chosen size minimises the
-/// time of the largest tile.
-fn tile((rows, columns): (usize, usize), a_is_packed: bool, threads: usize) -> (usize, usize) {
+/// time of the largest tile, among those that add up in the order of the whole product.
+fn tile(
+    (rows, columns): (usize, usize),
+    along: (usize, bool),
+    a_is_packed: bool,
+    threads: usize,
+) -> (usize, usize) {
+    let order = Order::of((rows, columns), along);
+    let keeps_order = |tile: (usize, usize)| {
+        let sizes = |len: usize, part: usize| {
+            let last = len % part;
+            [part.min(len), if last == 0 { part.min(len) } else { last }]
+        };
+        let [all_rows, all_columns] = [sizes(rows, tile.0), sizes(columns, tile.1)];
+        let tiles = all_rows.map(|rows| all_columns.map(|columns| (rows, columns)));
+        let mut tiles = tiles.into_iter().flatten();
+        tiles.all(|tile| Order::of(tile, along) == order)
+    };
     // Rows that `gemm`'s AVX-512 kernel computes at a time.
     const ROWS: usize = 6;
     const COLUMNS: usize = 64;
@@ -257,6 +305,7 @@ fn tile((rows, columns): (usize, usize), a_is_packed: bool, threads: usize) -> (
             let packing = columns + if a_is_packed { rows } else { 0 };
             (rows * columns + PACKING * packing, (rows, columns))
         })
+        .filter(|(_, tile)| keeps_order(*tile))
         .min()
         .map_or((rows, columns), |(_, tile)| tile)
 }
@@ -347,12 +396,73 @@ mod tests {
         }
     }
 
+    /// Each product, of matrices in all orders of their elements, by 1 to 17 threads.
+    #[test]
+    fn the_bits_of_a_product_do_not_depend_on_the_number_of_threads() {
+        let shapes = [
+            (1, 300, 700),
+            (300, 1, 700),
+            (4, 64, 40),
+            (4, 65, 40),
+            (7, 130, 1100),
+            (60, 64, 1100),
+            (65, 64, 1100),
+            (96, 131, 513),
+            (128, 257, 768),
+            (256, 96, 1030),
+            (1030, 70, 96),
+        ];
+        for (rows, columns, depth) in shapes {
+            let (left, right) = (values(rows * depth), values(depth * columns));
+            for order in 0..4 {
+                let a = match order & 1 {
+                    0 => Matrix::new(&left, rows, depth),
+                    _ => Matrix::new(&left, depth, rows).t(),
+                };
+                let b = match order & 2 {
+                    0 => Matrix::new(&right, depth, columns),
+                    _ => Matrix::new(&right, columns, depth).t(),
+                };
+                let of = |threads, add| {
+                    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads);
+                    let mut out = vec![0.25; rows * columns];
+                    pool.build().unwrap().install(|| {
+                        multiply_in_parallel(MatrixMut::new(&mut out, rows, columns), a, b, add);
+                    });
+                    out.iter().map(|x| x.to_bits()).collect::<Vec<u32>>()
+                };
+                for add in [false, true] {
+                    let alone = of(1, add);
+                    for threads in [2, 3, 4, 7, 8, 16, 17] {
+                        let what = format!("{rows} × {columns} × {depth}, {order}, {threads}");
+                        assert!(of(threads, add) == alone, "{what}");
+                    }
+                }
+            }
+        }
+    }
+
+    /// The planted change: a tile of another order than that of its product has other bits.
+    #[test]
+    fn orders_of_sums_differ_in_their_bits() {
+        let (left, right) = (values(65 * 1100), values(1100 * 64));
+        let a = Matrix::new(&left, 65, 1100);
+        let b = Matrix::new(&right, 1100, 64);
+        let mut out = vec![0.0; 65 * 64];
+        multiply(MatrixMut::new(&mut out, 65, 64), a, b, 1.0, false);
+        let mut tile = vec![0.0; 60 * 64];
+        let rows = a.block(0, 0, 60, 1100);
+        multiply(MatrixMut::new(&mut tile, 60, 64), rows, b, 1.0, false);
+        assert_close(&out[..60 * 64], &tile);
+        assert_ne!(out[..60 * 64], tile);
+    }
+
     #[test]
     fn tiles_are_at_most_one_a_thread_and_even() {
         for (rows, columns) in [(1024, 768), (1376, 256), (5, 3), (1, 4096), (4096, 1)] {
             for packed in [false, true] {
                 for threads in 1..=17 {
-                    let tile = tile((rows, columns), packed, threads);
+                    let tile = tile((rows, columns), (256, false), packed, threads);
                     let tiles = rows.div_ceil(tile.0) * columns.div_ceil(tile.1);
                     assert!(
                         tiles <= threads,
@@ -361,9 +471,10 @@ mod tests {
                 }
             }
         }
-        assert_eq!(tile((1024, 768), false, 2), (1026, 384));
-        assert_eq!(tile((1376, 256), true, 2), (690, 256));
-        assert_eq!(tile((4096, 4096), false, 16), (4098, 256));
+        let along = (256, false);
+        assert_eq!(tile((1024, 768), along, false, 2), (1026, 384));
+        assert_eq!(tile((1376, 256), along, true, 2), (690, 256));
+        assert_eq!(tile((4096, 4096), along, false, 16), (4098, 256));
     }
 
     #[test]

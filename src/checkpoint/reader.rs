@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use rayon::prelude::*;
 use serde_json::Value;
 
-use super::checksum::FileEntry;
+use super::checksum::{FileEntry, Hasher};
 use super::manifest::Manifest;
 use super::names::{Committed, STATE};
 use super::unit_file::{self, Content, TensorShape, UnitShape, unit_shapes};
@@ -104,12 +104,40 @@ impl Checkpoint {
         })?;
         let mut state = UnitState::default();
         for content in Content::ALL {
-            let name = content.file_name(unit, &self.manifest.units);
-            let path = self.path.join(&name);
-            unit_file::read(&path, self.entry(&name)?, content, shape, &mut state)
-                .map_err(|damage| self.damaged(vec![damage]))?;
+            self.load(content, unit, shape, &mut state)?;
         }
         Ok(state)
+    }
+
+    /// The checksum of the weights: of each tensor's name, shape and values in the order of the model. Which ranks wrote
+    /// them to which files does not change it.
+    pub fn weights_checksum(&self) -> Result<Checksum, CheckpointError> {
+        let mut hasher = Hasher::default();
+        for (index, unit) in self.manifest.units.iter().enumerate() {
+            let mut state = UnitState::default();
+            self.load(Content::Weights, index, unit, &mut state)?;
+            let mut values = &state.parameters[..];
+            for TensorShape { name, shape } in &unit.parameters {
+                hasher.update(format!("{name} {shape:?}\n").as_bytes());
+                let (of_tensor, rest) = values.split_at(shape.iter().product());
+                hasher.update(bytemuck::cast_slice(of_tensor));
+                values = rest;
+            }
+        }
+        Ok(hasher.finish().xxh3_128)
+    }
+
+    fn load(
+        &self,
+        content: Content,
+        index: usize,
+        shape: &UnitShape,
+        state: &mut UnitState,
+    ) -> Result<(), CheckpointError> {
+        let name = content.file_name(index, &self.manifest.units);
+        let path = self.path.join(&name);
+        unit_file::read(&path, self.entry(&name)?, content, shape, state)
+            .map_err(|damage| self.damaged(vec![damage]))
     }
 
     /// Loads weights and optimiser states into an engine, whatever world wrote them.

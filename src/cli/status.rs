@@ -40,7 +40,7 @@ pub struct Args {
     #[arg(long, requires = "run", conflicts_with_all = ["namespace", "context", "kubeconfig"])]
     local: bool,
     /// Recompute the digests of all consumed samples from the data and compare them with those
-    /// recorded in the forward passes.
+    /// recorded in the forward passes. Also prints the checksum of the newest checkpoint's weights.
     #[arg(long, requires = "run")]
     ledger: bool,
     /// Show it again every two seconds until it ends.
@@ -493,6 +493,9 @@ fn prove(run_dir: &RunDir, output: Format) -> anyhow::Result<ExitCode> {
         line(format_args!("  checkpoint {}", verdict.checkpoint))?;
         if proved {
             line(format_args!("  digest     {}", verdict.digest))?;
+        }
+        if let Some(weights) = &verdict.weights {
+            line(format_args!("  weights    {weights}"))?;
         }
     } else {
         output.print(&verdict)?;

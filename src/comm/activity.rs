@@ -45,7 +45,11 @@ impl Activity {
     }
 
     /// The same operation, whose wait is seen.
-    fn watch(activity: &Arc<Activity>, operation: &'static str, pending: Pending) -> Pending {
+    fn watch<T: 'static>(
+        activity: &Arc<Activity>,
+        operation: &'static str,
+        pending: Pending<T>,
+    ) -> Pending<T> {
         let activity = Arc::clone(activity);
         Pending::new(move || activity.wait(operation, || pending.wait()))
     }
@@ -82,6 +86,12 @@ impl Collective for Observed {
         self.activity.call();
         let name = operation.kind.name();
         Activity::watch(&self.activity, name, self.world.start(operation))
+    }
+
+    fn start_fixed(&self, operation: Operation<i64>) -> Pending<i64> {
+        self.activity.call();
+        let name = operation.kind.name();
+        Activity::watch(&self.activity, name, self.world.start_fixed(operation))
     }
 
     fn exchange(&self, message: &[u8]) -> Result<Vec<Vec<u8>>, CommError> {
@@ -128,7 +138,7 @@ mod tests {
         let seen = Arc::clone(&activity);
         let curious = Pending::new(move || {
             assert_eq!(seen.waiting(), Some("all-gather"));
-            Ok(Operation::all_reduce(Vec::new()))
+            Ok(Operation::all_reduce(Vec::<f32>::new()))
         });
         Activity::watch(&activity, "all-gather", curious)
             .wait()

@@ -66,16 +66,16 @@ impl Kind {
     }
 }
 
-/// One operation with its buffers. With a shard, `data.len() == world × shard.len()`.
+/// One operation with its buffers, of `f32` or of integers. With a shard, `data.len() == world × shard.len()`.
 #[derive(Debug)]
-pub struct Operation {
+pub struct Operation<T = f32> {
     pub kind: Kind,
-    pub data: Vec<f32>,
-    pub shard: Vec<f32>,
+    pub data: Vec<T>,
+    pub shard: Vec<T>,
 }
 
-impl Operation {
-    pub fn all_reduce(data: Vec<f32>) -> Operation {
+impl<T> Operation<T> {
+    pub fn all_reduce(data: Vec<T>) -> Operation<T> {
         Operation {
             kind: Kind::AllReduce,
             data,
@@ -97,19 +97,21 @@ impl Operation {
     }
 }
 
-type Wait = Box<dyn FnOnce() -> Result<Operation, CommError> + Send>;
+type Wait<T> = Box<dyn FnOnce() -> Result<Operation<T>, CommError> + Send>;
 
 /// An operation in progress.
-pub struct Pending(Wait);
+pub struct Pending<T = f32>(Wait<T>);
 
-impl Pending {
+impl<T> Pending<T> {
     /// `wait` blocks until the operation is complete.
-    pub fn new(wait: impl FnOnce() -> Result<Operation, CommError> + Send + 'static) -> Pending {
+    pub fn new(
+        wait: impl FnOnce() -> Result<Operation<T>, CommError> + Send + 'static,
+    ) -> Pending<T> {
         Pending(Box::new(wait))
     }
 
     /// Blocks until the operation is complete and returns the buffers.
-    pub fn wait(self) -> Result<Operation, CommError> {
+    pub fn wait(self) -> Result<Operation<T>, CommError> {
         (self.0)()
     }
 }
@@ -124,6 +126,9 @@ pub trait Collective: Send + Sync {
 
     /// Starts an operation and returns at once. Operations run in the order in which they start.
     fn start(&self, operation: Operation) -> Pending;
+
+    /// As [`Collective::start`], of integers, whose sums wrap around.
+    fn start_fixed(&self, operation: Operation<i64>) -> Pending<i64>;
 
     /// Gives every rank the messages of all ranks, in rank order. It is meant for small messages (the scalars
     /// of a step) and runs on its own connections, beside the operations of [`Collective::start`].

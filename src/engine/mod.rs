@@ -377,11 +377,14 @@ fn sum_over_ranks(world: &World, part: f64) -> Result<f64, EngineError> {
     let mut sum = 0.0;
     for part in world.exchange(&part.to_le_bytes())? {
         let part = part.try_into().map(f64::from_le_bytes);
-        sum += part.map_err(|_| {
-            EngineError::Shape("another rank exchanges something else than norms".to_owned())
-        })?;
+        sum += part.map_err(|_| not_norms())?;
     }
     Ok(sum)
+}
+
+/// The error for another message than norms.
+fn not_norms() -> EngineError {
+    EngineError::Shape("another rank exchanges something else than norms".to_owned())
 }
 
 /// Parameters and optimiser states of one unit, unsharded, in the order of files.

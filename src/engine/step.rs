@@ -45,6 +45,8 @@ pub struct Training {
 pub struct Keeps {
     /// It is whole until the step is reduced. Otherwise every micro-batch's gradient is reduced to shards at once.
     pub whole: bool,
+    /// Gradients of micro-batches are added in fixed point, each rounded on its own.
+    pub in_fixed_point: bool,
     /// The measurements that any step may request; their memory is reserved.
     pub measure: Measure,
 }
@@ -85,6 +87,11 @@ impl Step {
         if measure.whole_step() && !keeps.whole && self.accumulated > 0 {
             return Err(no_worker_gradient());
         }
+        if keeps.in_fixed_point && (measure.worker || measure.coordinates) {
+            return Err(EngineError::Shape(
+                "gradients in fixed point are measured by micro-batch only".to_owned(),
+            ));
+        }
         self.targets += targets;
         self.latest = targets;
         let follows = self.accumulated > 0;
@@ -92,7 +99,7 @@ impl Step {
             Training {
                 first: !follows,
                 last,
-                apart: follows && reserved.micro_batches,
+                apart: keeps.in_fixed_point || follows && reserved.micro_batches,
                 measured: measure.micro_batches,
                 micro_batch_squares: measure.coordinates && measure.micro_batches,
                 step_squares: measure.coordinates && !measure.micro_batches && last,

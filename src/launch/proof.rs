@@ -6,7 +6,7 @@ use std::fmt;
 use tempfile::TempDir;
 
 use super::{LaunchError, RunDir};
-use crate::checkpoint;
+use crate::checkpoint::{self, Checksum};
 use crate::data::{self, DataError, Dataset, PrepareRequest};
 use crate::lifecycle::verdict::Verdict;
 use crate::lifecycle::{files, generation};
@@ -18,6 +18,8 @@ use crate::util::format::count;
 pub struct LedgerProof {
     /// The checkpoint whose lineage was checked.
     pub checkpoint: String,
+    /// Of the weights in it, if they were at hand.
+    pub weights: Option<Checksum>,
     /// Samples in an epoch.
     pub epoch_length: u64,
     /// Samples of the data that the history never consumed; no digest covers them.
@@ -50,6 +52,7 @@ impl LedgerProof {
             verdict: self.to_string(),
             samples: proof.map_or(0, |proof| proof.samples),
             digest: proof.map_or(String::new(), |proof| proof.digest.to_string()),
+            weights: self.weights.map(|weights| weights.to_string()),
         }
     }
 }
@@ -109,7 +112,9 @@ pub fn prove(
     })?;
     let checkpoint = checkpoint_ref::open(run_dir.path(), &checkpoint_ref)?;
     let state = TrainState::from_checkpoint(&checkpoint)?;
-    prove_history(run_dir, &checkpoint_ref.path, state, progress)
+    let weights = Some(checkpoint.weights_checksum()?);
+    let proof = prove_history(run_dir, &checkpoint_ref.path, state, progress)?;
+    Ok(LedgerProof { weights, ..proof })
 }
 
 /// As [`prove`], of the history in the state of one checkpoint.
@@ -144,6 +149,7 @@ pub fn prove_history(
     };
     Ok(LedgerProof {
         checkpoint: checkpoint.to_owned(),
+        weights: None,
         epoch_length: order.epoch_length(),
         untrained: trained.iter().filter(|trained| !**trained).count() as u64,
         result,
@@ -247,6 +253,7 @@ mod tests {
     #[test]
     fn samples_never_trained_on_are_named_in_the_proof() {
         let proof = |untrained| LedgerProof {
+            weights: None,
             checkpoint: "gen-1/step-0000002".to_owned(),
             epoch_length: 100,
             untrained,

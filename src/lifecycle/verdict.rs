@@ -14,4 +14,8 @@ pub struct Verdict {
     pub samples: u64,
     /// The sum of all digests of the proved history, in hexadecimal digits; empty after a fault.
     pub digest: String,
+    /// Checksum of the weights in the checkpoint, in hexadecimal digits, which no world changes; absent where only the
+    /// history was at hand.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weights: Option<String>,
 }

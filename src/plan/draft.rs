@@ -11,7 +11,7 @@ use super::memory::Memory;
 use super::request::PlanRequest;
 use super::split::{Cap, Split, Splitter};
 use crate::recipe::schema::spec::{
-    BatchSchedule, Division, EvaluationDivision, Parallel, Prefer, Remainder, Spec,
+    BatchSchedule, Determinism, Division, EvaluationDivision, Parallel, Prefer, Remainder, Spec,
 };
 use crate::recipe::syntax::diagnostic;
 use crate::recipe::{Diagnostic, Dialect, Recipe};
@@ -375,6 +375,10 @@ fn stated_product(spec: &Spec, recipe_ranks: Option<u64>) -> Option<u128> {
 
 /// The upper limit of the micro-batch. `stated`: the recipe's, if it counts.
 fn cap(spec: &Spec, request: &PlanRequest, stated: Option<u64>, memory_decides: bool) -> Cap {
+    // Neither the samples beside it nor the quantum may change the bits of a sample.
+    if spec.determinism == Determinism::World {
+        return Cap::at(1);
+    }
     let limit = request.per_device_batch_size_limit.unwrap_or(u64::MAX);
     let otherwise = stated.unwrap_or(DEFAULT_MICRO).min(limit);
     let free = stated.is_none() || spec.batch.prefer == Prefer::PerDeviceBatchSize;
@@ -425,7 +429,9 @@ fn adjustments(
         }
     };
     let limit = request.per_device_batch_size_limit;
-    let why_micro = if request.estimate {
+    let why_micro = if recipe.spec.determinism == Determinism::World {
+        "determinism: world computes every sample on its own".to_owned()
+    } else if request.estimate {
         "the largest that fits a device, by estimate".to_owned()
     } else if draft.unlimited.is_some() {
         "as much as the devices' memory allows, by estimate".to_owned()

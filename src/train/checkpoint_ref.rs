@@ -6,6 +6,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::TrainError;
+use super::kernels::Kernels;
 use super::references::Pins;
 use crate::bucket::Bucket;
 use crate::checkpoint::{self, bucket_copy};
@@ -88,6 +89,9 @@ pub struct TrainState {
     /// The log-probabilities of the reference model with which the run has trained.
     #[serde(default, skip_serializing_if = "Pins::is_empty")]
     pub references: Pins,
+    /// The kernels that decide the bits of the run, where these must be the same in every world.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kernels: Option<Kernels>,
 }
 
 impl TrainState {

@@ -14,9 +14,11 @@ use crate::data::Dataset;
 use crate::engine::Engine;
 use crate::objective::{Kl, mean_kl};
 
-/// Log-ratios of mismatched rows.
+/// Log-ratios of the mismatched rows of a micro-batch.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 struct LogRatios {
+    /// Position of the first row.
+    first: u64,
     #[serde(with = "bits")]
     sum: f64,
     rows: u64,
@@ -52,6 +54,7 @@ pub fn estimates(
         let of_reference = references.of(positions.clone());
         let pairs = said.iter().zip(&of_reference);
         ratios.push(LogRatios {
+            first: positions.start,
             sum: pairs.map(|(said, reference)| said - reference).sum(),
             rows: said.len() as u64,
         });
@@ -61,7 +64,12 @@ pub fn estimates(
     }
     let all: Vec<Vec<LogRatios>> = exchange(world, &ratios)?;
     Ok(match kl {
-        Kl::Global => vec![LogRatios::kl(all.into_iter().flatten()); own.len()],
+        Kl::Global => {
+            let mut all: Vec<LogRatios> = all.into_iter().flatten().collect();
+            // In the order of the samples, which no world changes.
+            all.sort_unstable_by_key(|part| part.first);
+            vec![LogRatios::kl(all.into_iter()); own.len()]
+        }
         Kl::MicroBatch => (0..own.len())
             .map(|i| LogRatios::kl(all.iter().filter_map(|rank| rank.get(i).copied())))
             .collect(),

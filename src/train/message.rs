@@ -11,8 +11,21 @@ use crate::comm::Collective;
 use crate::norm::GroupSums;
 use crate::samples::Digest;
 
-/// The part of one rank in a step, or of all ranks together.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+/// What one rank says at the end of a step.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct StepMessage {
+    pub sums: Parts<StepSums>,
+    /// Seconds that the rank computed before the exchange.
+    #[serde(with = "bits")]
+    pub seconds: f64,
+    /// The rank has received a request to drain.
+    pub drain: bool,
+    /// The rank has written its part of the checkpoint in progress.
+    pub written: bool,
+}
+
+/// Sums over samples of a step: those of one micro-batch, of one rank, or of all ranks together.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct StepSums {
     /// Sum of the losses: of the cross-entropies over the target tokens, or of an objective's over the samples.
     #[serde(with = "bits")]
@@ -27,13 +40,6 @@ pub struct StepSums {
     pub groups: GroupSums,
     /// Digest of the samples that entered the forward passes.
     pub digest: Digest,
-    /// Seconds that the rank computed before the exchange; 0 in a sum over ranks.
-    #[serde(with = "bits")]
-    pub seconds: f64,
-    /// The rank, or at least one, has received a request to drain.
-    pub drain: bool,
-    /// The rank, or every one, has written its part of the checkpoint in progress.
-    pub written: bool,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -45,23 +51,72 @@ struct GroupBits {
     groups: u64,
 }
 
-impl StepSums {
-    /// Adds up the parts of all ranks in rank order, so that the result is the same on every rank.
-    pub fn of_all(ranks: &[StepSums]) -> StepSums {
-        let mut sums = StepSums {
-            drain: ranks.iter().any(|rank| rank.drain),
-            written: ranks.iter().all(|rank| rank.written),
-            ..StepSums::default()
-        };
-        for rank in ranks {
-            sums.loss += rank.loss;
-            sums.targets += rank.targets;
-            sums.count += rank.count;
-            sums.preferences.merge(&rank.preferences);
-            sums.groups.merge(&rank.groups);
-            sums.digest += rank.digest;
+/// Sums that can be added.
+pub trait Merge: Default {
+    fn merge(&mut self, other: &Self);
+}
+
+impl Merge for StepSums {
+    fn merge(&mut self, other: &StepSums) {
+        self.loss += other.loss;
+        self.targets += other.targets;
+        self.count += other.count;
+        self.preferences.merge(&other.preferences);
+        self.groups.merge(&other.groups);
+        self.digest += other.digest;
+    }
+}
+
+/// A rank's sums: one over all of its micro-batches, or those of each. Sums of f64 depend on the order of their addends, so
+/// that ranks whose sums must not depend on the world exchange each micro-batch's, and add them in the order of the samples.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Parts<T> {
+    parts: Vec<T>,
+    #[serde(skip)]
+    are_apart: bool,
+}
+
+impl<T: Merge> Parts<T> {
+    /// No sums so far. `are_apart`: each micro-batch has its own.
+    pub fn new(are_apart: bool) -> Parts<T> {
+        Parts {
+            parts: Vec::new(),
+            are_apart,
         }
-        sums
+    }
+
+    /// The sums of the next micro-batch.
+    pub fn next(&mut self) -> &mut T {
+        if self.are_apart || self.parts.is_empty() {
+            self.parts.push(T::default());
+        }
+        let last = self.parts.len() - 1;
+        &mut self.parts[last]
+    }
+
+    /// The sums over all ranks, if the samples of each are those after the ranks before it.
+    pub fn total<'a>(ranks: impl IntoIterator<Item = &'a Parts<T>>) -> T
+    where
+        T: 'a,
+    {
+        let mut total = T::default();
+        for part in ranks.into_iter().flat_map(|rank| &rank.parts) {
+            total.merge(part);
+        }
+        total
+    }
+
+    /// The sums over all ranks, if they take turns with the micro-batches.
+    pub fn total_in_turns(ranks: &[Parts<T>]) -> T {
+        let mut total = T::default();
+        let most = ranks.iter().map(|rank| rank.parts.len()).max();
+        for turn in 0..most.unwrap_or(0) {
+            for part in ranks.iter().filter_map(|rank| rank.parts.get(turn)) {
+                total.merge(part);
+            }
+        }
+        total
     }
 }
 
@@ -94,7 +149,8 @@ mod tests {
 
     #[test]
     fn a_message_keeps_every_bit_and_numbers_that_json_does_not_have() {
-        let sums = StepSums {
+        let mut sums = Parts::new(false);
+        *sums.next() = StepSums {
             loss: f64::NAN,
             groups: GroupSums {
                 weighted: f64::INFINITY,
@@ -103,13 +159,51 @@ mod tests {
             },
             ..StepSums::default()
         };
-        let text = String::from_utf8(encode(&sums)).unwrap();
+        let message = StepMessage {
+            sums,
+            seconds: 0.0,
+            drain: false,
+            written: false,
+        };
+        let text = String::from_utf8(encode(&message)).unwrap();
         insta::assert_snapshot!(
             text,
-            @r#"{"loss":9221120237041090560,"targets":0,"count":0,"preferences":{"chosen":{"count":0,"rewards":0,"logps":0},"rejected":{"count":0,"rewards":0,"logps":0},"pairs":0,"right":0,"kl":0},"weighted":9218868437227405312,"units":3,"groups":2,"digest":"00000000000000000000000000000000","seconds":0,"drain":false,"written":false}"#
+            @r#"{"sums":[{"loss":9221120237041090560,"targets":0,"count":0,"preferences":{"chosen":{"count":0,"rewards":0,"logps":0},"rejected":{"count":0,"rewards":0,"logps":0},"pairs":0,"right":0,"kl":0},"weighted":9218868437227405312,"units":3,"groups":2,"digest":"00000000000000000000000000000000"}],"seconds":0,"drain":false,"written":false}"#
         );
-        let read: StepSums = decode(0, text.as_bytes()).unwrap();
+        let read: StepMessage = decode(0, text.as_bytes()).unwrap();
+        let [read, sums] = [&read.sums, &message.sums].map(|sums| Parts::total([sums]));
         assert_eq!(read.loss.to_bits(), sums.loss.to_bits());
         assert_eq!(read.groups, sums.groups);
+    }
+
+    /// Losses of samples, in `worlds` of any size: adjacent, and in turns.
+    #[test]
+    fn sums_of_samples_have_the_same_bits_in_every_world_and_those_of_ranks_have_not() {
+        let losses: Vec<f64> = (1..40).map(|i| 1.0 / f64::from(i)).collect();
+        let of_world = |world: usize, are_apart: bool, take_turns: bool| {
+            let mut ranks = vec![Parts::<StepSums>::new(are_apart); world];
+            for (i, loss) in losses.iter().enumerate() {
+                let rank = match take_turns {
+                    true => i % world,
+                    false => i * world / losses.len(),
+                };
+                ranks[rank].next().loss += loss;
+            }
+            let total = match take_turns {
+                true => Parts::total_in_turns(&ranks),
+                false => Parts::total(&ranks),
+            };
+            total.loss.to_bits()
+        };
+        let expected = of_world(1, true, false);
+        for take_turns in [true, false] {
+            let worlds = 2..9;
+            let mut differs = false;
+            for world in worlds {
+                assert_eq!(of_world(world, true, take_turns), expected, "{world}");
+                differs |= of_world(world, false, take_turns) != expected;
+            }
+            assert!(differs, "the planted change must be visible");
+        }
     }
 }

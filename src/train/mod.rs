@@ -7,6 +7,7 @@ pub mod adapter;
 mod bits;
 pub mod checkpoint_ref;
 pub mod generate;
+mod kernels;
 mod kl;
 mod message;
 mod mismatched;
@@ -127,6 +128,21 @@ pub enum TrainError {
         rank: usize,
         error: serde_json::Error,
     },
+    /// A rank would compute other bits than the run.
+    #[error(
+        "rank {rank} has other kernels ({found}) than the run ({expected}), and `determinism: world` promises the same \
+         bits: use machines and the version with the run's, or start a new run from its checkpoint"
+    )]
+    Kernels {
+        rank: usize,
+        found: kernels::Kernels,
+        expected: kernels::Kernels,
+    },
+    /// The plan splits the batch into other micro-batches than single samples, whose bits depend on each other.
+    #[error(
+        "the plan has micro-batches of {micro_batch} samples, and `determinism: world` needs 1: plan again with this version"
+    )]
+    CoupledSamples { micro_batch: u64 },
     /// A file of the run directory cannot be used.
     #[error(transparent)]
     File(#[from] FileError),

@@ -6,6 +6,7 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 
 use super::bits;
+use super::message::Merge;
 use crate::data::Collated;
 use crate::engine::IGNORE;
 use crate::objective::{Judged, Kl, Kto, Likelihood, Orpo, Pair, Said, Sequence, Slope, Step};
@@ -195,18 +196,20 @@ impl EvaluationSums {
         }
     }
 
-    pub fn merge(&mut self, other: &EvaluationSums) {
+    pub fn mean(&self) -> f64 {
+        let mean = |sum: f64, count: u64| sum / count.max(1) as f64;
+        mean(self.loss, self.count) + mean(self.likelihood, self.covered)
+    }
+}
+
+impl Merge for EvaluationSums {
+    fn merge(&mut self, other: &EvaluationSums) {
         self.loss += other.loss;
         self.count += other.count;
         self.likelihood += other.likelihood;
         self.covered += other.covered;
         self.tokens += other.tokens;
         self.preferences.merge(&other.preferences);
-    }
-
-    pub fn mean(&self) -> f64 {
-        let mean = |sum: f64, count: u64| sum / count.max(1) as f64;
-        mean(self.loss, self.count) + mean(self.likelihood, self.covered)
     }
 }
 

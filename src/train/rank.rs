@@ -12,6 +12,7 @@ use rustix::process::{Signal, getpid, kill_process};
 
 use super::TrainError;
 use super::checkpoint_ref::{self, TrainState};
+use super::kernels::{self, Kernels};
 use super::orders::{Orders, report};
 use super::preferences::Loss;
 use super::references::{self, Pins};
@@ -35,7 +36,7 @@ use crate::lifecycle::protocol::{Order, Report, exit};
 use crate::lifecycle::stall::ProgressDeadline;
 use crate::lifecycle::{Generation, files};
 use crate::norm::{Conditions, Controller};
-use crate::plan::DeviceKind;
+use crate::plan::{DeviceKind, Plan};
 use crate::recipe::schema::spec::{Likelihood, LikelihoodLoss, Precision, Strategy};
 use crate::samples::Ledger;
 use crate::telemetry::metrics::{MetricsError, Writer as MetricsWriter};
@@ -158,6 +159,15 @@ fn train(
     let begun = begun(options, generation)?;
     let pinned = begun.as_ref().map(|(_, state)| state.references.clone());
     let mut pins = pinned.unwrap_or_default();
+    let mut kernels = None;
+    if run.is_deterministic_in_every_world() {
+        let micro_batch = largest_micro_batch(&generation.plan);
+        if micro_batch > 1 {
+            return Err(TrainError::CoupledSamples { micro_batch });
+        }
+        let pinned = begun.as_ref().and_then(|(_, state)| state.kernels.as_ref());
+        kernels = Some(kernels::agree(Kernels::here(), pinned, observed.as_ref())?);
+    }
     let sources = references::sources(
         &options.run_dir,
         run,
@@ -198,6 +208,7 @@ fn train(
     let state = load(options, run, generation, engine.as_mut(), begun)?;
     let state = TrainState {
         references: pins,
+        kernels,
         ..state
     };
     let bucket = options.bucket.as_deref().map(Bucket::open).transpose();
@@ -384,6 +395,7 @@ fn engine(
                 forward_only: false,
                 token_loss,
                 adapters: built_in.adapters.clone(),
+                in_fixed_point: run.is_deterministic_in_every_world(),
             };
             CpuEngine::new(model, options, world, seed).map(boxed)
         }
@@ -481,6 +493,7 @@ fn load(
             controller: Controller::new(&run.spec.schedule, conditions)?,
             ledger: Ledger::default(),
             references: Pins::new(),
+            kernels: None,
         });
     };
     checkpoint.restore(engine)?;
@@ -491,6 +504,12 @@ fn load(
     Ok(state)
 }
 
+/// Samples of the largest micro-batch, of training and of evaluations.
+fn largest_micro_batch(plan: &Plan) -> u64 {
+    let of_evaluations = plan.facts.eval_batch_size.unwrap_or(0);
+    plan.per_device_batch_size.max(of_evaluations)
+}
+
 /// Every rank reserves its memory before the first step and reports a failure to all, so that no rank waits
 /// in a collective for one that has left.
 fn agree_on_memory(
@@ -499,10 +518,7 @@ fn agree_on_memory(
     engine: &mut dyn Engine,
     world: &dyn Collective,
 ) -> Result<(), TrainError> {
-    let plan = &generation.plan;
-    let rows = plan
-        .per_device_batch_size
-        .max(plan.facts.eval_batch_size.unwrap_or(0));
+    let rows = largest_micro_batch(&generation.plan);
     let rows = rows * Kind::of(run.spec.objective).rows();
     let reserved = engine.reserve(rows as usize, run.spec.data.sequence_length as usize);
     let everyones = world.exchange(&[u8::from(reserved.is_err())])?;

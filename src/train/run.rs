@@ -13,6 +13,7 @@ use crate::data::Manifest;
 use crate::engine::{Adapters, ModelConfig};
 use crate::lifecycle::files;
 use crate::plan::{self, AskedRunner, DeviceKind, DeviceMemory, Horizon, Runner};
+use crate::recipe::schema::spec::Determinism;
 use crate::recipe::{Dialect, Recipe, Sources, Spec, ValueSources};
 use crate::samples::{Order, OrderError};
 use crate::util::durable::{parse_json, read};
@@ -153,6 +154,11 @@ impl Run {
     pub fn evaluated_samples(&self, held_out: u64) -> u64 {
         let wanted = self.spec.evaluation.samples.unwrap_or(held_out);
         wanted.min(held_out)
+    }
+
+    /// Whether the bits of the training must not depend on the world.
+    pub fn is_deterministic_in_every_world(&self) -> bool {
+        self.spec.determinism == Determinism::World
     }
 
     /// What runs every generation.

@@ -16,7 +16,7 @@ use super::TrainError;
 use super::adapter;
 use super::checkpoint_ref::{self, TrainState};
 use super::kl;
-use super::message::{StepSums, decode, encode, exchange};
+use super::message::{Merge, Parts, StepMessage, StepSums, decode, encode, exchange};
 use super::orders::{Orders, report};
 use super::preferences::{self, EvaluationSums, JudgedBatch, Loss};
 use super::references::Compared;
@@ -155,20 +155,24 @@ impl Trainer<'_> {
         let measure = measure(groups, coordinate_test.is_some());
         let (from, to) = (self.state.samples, self.state.samples + batch);
 
-        let mut local = self.run_micro_batches(batch, measure)?;
+        let mut sums = self.run_micro_batches(batch, measure)?;
         let seconds = started.elapsed().as_secs_f64();
         let reduced = self.engine.reduce(measure)?;
         if let Some(squared_norm) = reduced.local_squared_norm {
+            let local = sums.next();
             local.groups.add(squared_norm, local.count);
         }
-        local.seconds = seconds;
-        local.drain = self.orders.draining();
-        local.written = self
-            .saving
-            .as_ref()
-            .is_some_and(|saving| saving.writer.is_finished());
-        let ranks = exchange(self.world.as_ref(), &local)?;
-        let totals = StepSums::of_all(&ranks);
+        let saving = self.saving.as_ref();
+        let message = StepMessage {
+            sums,
+            seconds,
+            drain: self.orders.draining(),
+            written: saving.is_some_and(|saving| saving.writer.is_finished()),
+        };
+        let ranks = exchange(self.world.as_ref(), &message)?;
+        let drain = ranks.iter().any(|rank| rank.drain);
+        let is_written = ranks.iter().all(|rank| rank.written);
+        let totals = Parts::total(ranks.iter().map(|rank| &rank.sums));
         if totals.count == 0 {
             return Err(TrainError::NoTargets { step, from, to });
         }
@@ -252,7 +256,7 @@ impl Trainer<'_> {
             .is_some()
             .then(|| totals.groups.sums(reduced.squared_norm, batch));
         let decision = self.decide(step, sums)?;
-        if totals.written {
+        if is_written {
             let world = Arc::clone(&self.world);
             self.finish_checkpoint(world.as_ref())?;
         }
@@ -266,11 +270,15 @@ impl Trainer<'_> {
             self.name_straggler(batch, &seconds);
         }
         self.record(Metric::Step(record))?;
-        Ok(totals.drain)
+        Ok(drain)
     }
 
     /// Runs this rank's micro-batches of the step, and joins those of others under sharding.
-    fn run_micro_batches(&mut self, batch: u64, measure: Measure) -> Result<StepSums, TrainError> {
+    fn run_micro_batches(
+        &mut self,
+        batch: u64,
+        measure: Measure,
+    ) -> Result<Parts<StepSums>, TrainError> {
         let dealt = self.generation.plan.deal(batch);
         let micro_batch = self.generation.plan.per_device_batch_size;
         let most = dealt.iter().copied().max().unwrap_or(0);
@@ -278,11 +286,12 @@ impl Trainer<'_> {
         let own = samples::micro_batches(self.state.samples, micro_batch, &dealt, self.rank());
         let own: Vec<Range<u64>> = own.collect();
         let steps = self.in_common(batch, &own, most)?;
-        let mut local = StepSums::default();
+        let mut sums = self.no_sums();
         for (i, (positions, step)) in (1..).zip(own.into_iter().zip(steps)) {
             // A step without the world is useless.
             self.world.check()?;
             let collated = self.collate(positions.clone())?;
+            let local: &mut StepSums = sums.next();
             for (sample, position) in positions.clone().enumerate() {
                 local.digest += collated.digest(sample, position);
             }
@@ -329,7 +338,12 @@ impl Trainer<'_> {
         for i in count + 1..=most {
             self.engine.join(i == most)?;
         }
-        Ok(local)
+        Ok(sums)
+    }
+
+    /// The sums of a rank before its first micro-batch.
+    fn no_sums<T: Merge>(&self) -> Parts<T> {
+        Parts::new(self.run.is_deterministic_in_every_world())
     }
 
     /// The samples at these positions of the global order.
@@ -446,6 +460,7 @@ impl Trainer<'_> {
             .map(|pass| first(pass).min(total)..(first(pass) + micro_batch).min(total))
             .filter(|samples| !samples.is_empty());
         let own: Vec<Range<u64>> = own.collect();
+        let mut local: Parts<EvaluationSums> = self.no_sums();
         let engine = self.engine.as_mut();
         let mut step = Step::default();
         if let Some(Preferences { evaluation, .. }) = &self.preferences
@@ -456,7 +471,6 @@ impl Trainer<'_> {
                 kl::estimates(Kl::Global, mismatched, data, &own, passes, engine, world)?;
             step.kl = estimates.first().copied().unwrap_or(0.0);
         }
-        let mut local = EvaluationSums::default();
         for samples in &own {
             self.world.check()?;
             let collated = data.collate(samples.clone())?;
@@ -464,7 +478,7 @@ impl Trainer<'_> {
             match &self.preferences {
                 None => {
                     let (loss, tokens) = engine.evaluate(micro_batch)?;
-                    local.merge(&EvaluationSums::of_tokens(loss, tokens));
+                    local.next().merge(&EvaluationSums::of_tokens(loss, tokens));
                 }
                 Some(Preferences {
                     loss, evaluation, ..
@@ -476,17 +490,14 @@ impl Trainer<'_> {
                     })?;
                     let references = evaluation.samples.of(samples.clone());
                     let sums = loss.evaluated(&collated, &targets, &losses, &references, step);
-                    local.merge(&sums);
+                    local.next().merge(&sums);
                 }
             }
         }
         for _ in own.len() as u64..passes {
             engine.join_evaluation()?;
         }
-        let mut sums = EvaluationSums::default();
-        for rank in exchange(self.world.as_ref(), &local)? {
-            sums.merge(&rank);
-        }
+        let sums = Parts::total_in_turns(&exchange(self.world.as_ref(), &local)?);
         if sums.tokens > 0 {
             let loss = self.preferences.as_ref().map(|all| &all.loss);
             self.record(Metric::Evaluation(EvaluationRecord {

@@ -3,6 +3,7 @@
 
 mod adapters;
 mod bucket;
+mod determinism;
 mod disk;
 mod disturbed;
 mod external_trainers;

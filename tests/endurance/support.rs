@@ -50,6 +50,10 @@ impl Launched {
         self.child.id()
     }
 
+    pub fn has_ended(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_some()
+    }
+
     /// Waits for the end; returns the exit status.
     pub fn wait(mut self) -> ExitStatus {
         wait_for("the launcher to end", || self.child.try_wait().unwrap())
@@ -376,6 +380,13 @@ impl Run {
     /// Sends a signal to a rank.
     pub fn signal_rank(&self, generation: u64, rank: u64, signal: rustix::process::Signal) {
         rustix::process::kill_process(self.rank(generation, rank), signal).unwrap();
+    }
+
+    /// Kills a rank, unless its generation has ended.
+    pub fn kill_rank_if_there(&self, generation: u64, rank: u64) {
+        if let Some(pid) = find_rank(&self.out(), generation, rank) {
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+        }
     }
 
     /// Stops a rank of the first generation once its process exists. Finding a process is faster

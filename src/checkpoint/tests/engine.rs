@@ -116,6 +116,21 @@ fn a_sharded_worlds_checkpoint_loads_in_any_other_world() {
         (0..units).map(&mut export).collect()
     };
     let alone = Checkpoint::open(&written[0].path, None).unwrap();
+    let by_one_rank = tempfile::tempdir().unwrap();
+    let mut engine = CpuEngine::new(config(), CpuOptions::default(), None, None).unwrap();
+    alone.restore(&mut engine).unwrap();
+    let target_of_one = super::target(by_one_rank.path(), 4, 9);
+    let again = checkpoint(&mut engine, &Solo, &target_of_one, &loop_state(9));
+    let weights = |committed: &Committed| {
+        let checkpoint = Checkpoint::open_lazily(&committed.path, None).unwrap();
+        checkpoint.weights_checksum().unwrap()
+    };
+    assert_ne!(again.checksum, written[0].checksum);
+    assert_eq!(weights(&again), weights(&written[0]));
+    step(&mut engine, 3);
+    let target_of_one = super::target(by_one_rank.path(), 4, 10);
+    let later = checkpoint(&mut engine, &Solo, &target_of_one, &loop_state(10));
+    assert_ne!(weights(&later), weights(&again));
     let held: Vec<UnitState> = (0..units).map(|u| alone.load_unit(u).unwrap()).collect();
     assert!(
         held.iter()

@@ -25,7 +25,7 @@ mod wire;
 use std::net::TcpListener;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
@@ -34,7 +34,7 @@ use self::connections::Connections;
 pub use self::greeting::Greeting;
 use self::heartbeat::Heartbeat;
 use self::message::{MESSAGE_LIMIT, Messages};
-use self::vector::{Scratch, Transfer};
+use self::vector::{Element, Scratches, Transfer};
 use super::{Collective, CommError, Ended, Notify, Operation, Pending};
 use crate::util::key::Key;
 use crate::util::lock::lock;
@@ -127,10 +127,8 @@ pub struct TcpCollective {
     under_way: Arc<AtomicUsize>,
 }
 
-struct Job {
-    operation: Operation,
-    reply: SyncSender<Result<Operation, CommError>>,
-}
+/// An operation and the place of its result.
+type Job = Box<dyn FnOnce(&mut Worker) + Send>;
 
 fn closed() -> CommError {
     CommError::Misuse("the world is closed".into())
@@ -161,7 +159,7 @@ impl TcpCollective {
         let worker = Worker {
             connections: connections.clone(),
             under_way: under_way.clone(),
-            scratch: Scratch::new(),
+            scratches: Scratches::default(),
             operations: 0,
         };
         let worker = Builder::new()
@@ -179,6 +177,28 @@ impl TcpCollective {
     }
 }
 
+impl TcpCollective {
+    fn enqueue<T: Element>(&self, mut operation: Operation<T>) -> Pending<T> {
+        if let Err(error) = operation.check(self.connections.world) {
+            return Pending::new(|| Err(error));
+        }
+        let (reply, result) = sync_channel(1);
+        if let Some(jobs) = &*lock(&self.jobs) {
+            self.under_way.fetch_add(1, Ordering::AcqRel);
+            let job: Job = Box::new(move |worker| {
+                let result = worker.transfer(&mut operation).map(|()| operation);
+                worker.under_way.fetch_sub(1, Ordering::AcqRel);
+                // The receiver may have been dropped.
+                let _ = reply.send(result);
+            });
+            if jobs.send(job).is_err() {
+                self.under_way.fetch_sub(1, Ordering::AcqRel);
+            }
+        }
+        Pending::new(move || result.recv().unwrap_or_else(|_| Err(closed())))
+    }
+}
+
 impl Collective for TcpCollective {
     fn rank(&self) -> usize {
         self.connections.rank
@@ -189,17 +209,11 @@ impl Collective for TcpCollective {
     }
 
     fn start(&self, operation: Operation) -> Pending {
-        if let Err(error) = operation.check(self.connections.world) {
-            return Pending::new(|| Err(error));
-        }
-        let (reply, result) = sync_channel(1);
-        if let Some(jobs) = &*lock(&self.jobs) {
-            self.under_way.fetch_add(1, Ordering::AcqRel);
-            if jobs.send(Job { operation, reply }).is_err() {
-                self.under_way.fetch_sub(1, Ordering::AcqRel);
-            }
-        }
-        Pending::new(move || result.recv().unwrap_or_else(|_| Err(closed())))
+        self.enqueue(operation)
+    }
+
+    fn start_fixed(&self, operation: Operation<i64>) -> Pending<i64> {
+        self.enqueue(operation)
     }
 
     fn exchange(&self, message: &[u8]) -> Result<Vec<Vec<u8>>, CommError> {
@@ -270,25 +284,18 @@ impl Drop for TcpCollective {
 struct Worker {
     connections: Arc<Connections>,
     under_way: Arc<AtomicUsize>,
-    scratch: Scratch,
+    scratches: Scratches,
     operations: u64,
 }
 
 impl Worker {
     fn run(mut self, jobs: &Receiver<Job>) {
-        while let Ok(Job {
-            mut operation,
-            reply,
-        }) = jobs.recv()
-        {
-            let result = self.transfer(&mut operation).map(|()| operation);
-            self.under_way.fetch_sub(1, Ordering::AcqRel);
-            // The receiver may have been dropped.
-            let _ = reply.send(result);
+        while let Ok(job) = jobs.recv() {
+            job(&mut self);
         }
     }
 
-    fn transfer(&mut self, operation: &mut Operation) -> Result<(), CommError> {
+    fn transfer<T: Element>(&mut self, operation: &mut Operation<T>) -> Result<(), CommError> {
         let connections = &self.connections;
         if let Some(verdict) = connections.verdict() {
             return Err(verdict);
@@ -300,7 +307,7 @@ impl Worker {
             connections.world,
             self.operations,
             operation,
-            &mut self.scratch,
+            T::scratch(&mut self.scratches),
         );
         connections.run(name, &connections.mesh.data, &mut transfer)
     }

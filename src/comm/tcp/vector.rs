@@ -1,4 +1,4 @@
-//! All-reduce, reduce-scatter and all-gather of `f32` vectors, directly between all pairs.
+//! All-reduce, reduce-scatter and all-gather of vectors, directly between all pairs.
 //!
 //! The vector has one part per rank. To reduce, every rank sends its addend of a part to the part's owner.
 //! The owner adds them up in rank order, whatever the order of their arrival: each sum is computed once, in
@@ -8,7 +8,8 @@
 
 use std::ops::Range;
 
-use cpu_kernels::vector::{accumulate_on_this_thread, add_on_this_thread};
+use bytemuck::Pod;
+use cpu_kernels::{fixed, vector};
 
 use super::wire::Flow;
 use crate::comm::{Kind, Operation};
@@ -20,28 +21,82 @@ const CHUNK: usize = 1 << 15;
 const HEADER: usize = 24;
 
 /// Buffers for incoming addends, one per rank, reused by the next operation.
-pub(super) type Scratch = Vec<Vec<f32>>;
+pub(super) type Scratch<T> = Vec<Vec<T>>;
+
+/// Those of each kind of elements.
+#[derive(Default)]
+pub(super) struct Scratches {
+    floats: Scratch<f32>,
+    integers: Scratch<i64>,
+}
+
+/// What a vector consists of.
+pub(super) trait Element: Pod + Default + Send {
+    /// Added to the number of a kind of operation in its header.
+    const NUMBER: u64;
+
+    fn scratch(scratches: &mut Scratches) -> &mut Scratch<Self>;
+
+    /// sum += x, on this thread.
+    fn accumulate(sum: &mut [Self], x: &[Self]);
+
+    /// sum = a + b, on this thread.
+    fn add(sum: &mut [Self], a: &[Self], b: &[Self]);
+}
+
+impl Element for f32 {
+    const NUMBER: u64 = 0;
+
+    fn scratch(scratches: &mut Scratches) -> &mut Scratch<f32> {
+        &mut scratches.floats
+    }
+
+    fn accumulate(sum: &mut [f32], x: &[f32]) {
+        vector::accumulate_on_this_thread(sum, x);
+    }
+
+    fn add(sum: &mut [f32], a: &[f32], b: &[f32]) {
+        vector::add_on_this_thread(sum, a, b);
+    }
+}
+
+impl Element for i64 {
+    const NUMBER: u64 = 3;
+
+    fn scratch(scratches: &mut Scratches) -> &mut Scratch<i64> {
+        &mut scratches.integers
+    }
+
+    fn accumulate(sum: &mut [i64], x: &[i64]) {
+        fixed::accumulate_on_this_thread(sum, x);
+    }
+
+    fn add(sum: &mut [i64], a: &[i64], b: &[i64]) {
+        sum.copy_from_slice(a);
+        fixed::accumulate_on_this_thread(sum, b);
+    }
+}
 
 /// One operation in progress.
-pub(super) struct Transfer<'a> {
+pub(super) struct Transfer<'a, T> {
     rank: usize,
     world: usize,
     header: [u8; HEADER],
-    data: &'a mut [f32],
-    part: OwnPart<'a>,
+    data: &'a mut [T],
+    part: OwnPart<'a, T>,
     reduce: bool,
     gather: bool,
     /// Elements of this rank's own part that are final.
     ready: usize,
-    scratch: &'a mut Scratch,
+    scratch: &'a mut Scratch<T>,
     progress: Vec<Progress>,
 }
 
 /// The caller's buffer for this rank's part.
-enum OwnPart<'a> {
+enum OwnPart<'a, T> {
     InPlace,
-    Into(&'a mut [f32]),
-    From(&'a [f32]),
+    Into(&'a mut [T]),
+    From(&'a [T]),
 }
 
 /// Bytes sent to and received from one peer so far.
@@ -52,14 +107,17 @@ struct Progress {
     header: [u8; HEADER],
 }
 
-impl<'a> Transfer<'a> {
+impl<'a, T: Element> Transfer<'a, T> {
+    /// Bytes of an element.
+    const SIZE: usize = size_of::<T>();
+
     /// `number` counts the operations of this world; the caller has checked the sizes.
     pub fn new(
         rank: usize,
         world: usize,
         number: u64,
-        operation: &'a mut Operation,
-        scratch: &'a mut Scratch,
+        operation: &'a mut Operation<T>,
+        scratch: &'a mut Scratch<T>,
     ) -> Self {
         let Operation { kind, data, shard } = operation;
         let (number_of_kind, part, reduce, gather) = match kind {
@@ -68,7 +126,7 @@ impl<'a> Transfer<'a> {
             Kind::AllGather => (3, OwnPart::From(shard), false, true),
         };
         let mut header = [0; HEADER];
-        let fields = [number_of_kind, number, data.len() as u64];
+        let fields = [T::NUMBER + number_of_kind, number, data.len() as u64];
         for (place, field) in header.chunks_exact_mut(8).zip(fields) {
             place.copy_from_slice(&u64::to_le_bytes(field));
         }
@@ -76,7 +134,7 @@ impl<'a> Transfer<'a> {
             scratch.resize(world, Vec::new());
             for (peer, buffer) in scratch.iter_mut().enumerate() {
                 if peer != rank {
-                    buffer.resize(CHUNK, 0.0);
+                    buffer.resize(CHUNK, T::default());
                 }
             }
         }
@@ -106,8 +164,8 @@ impl<'a> Transfer<'a> {
 
     /// Bytes to send to and to receive from `peer` in total.
     fn totals(&self, peer: usize) -> (usize, usize) {
-        let own = 4 * self.part(self.rank).len();
-        let theirs = 4 * self.part(peer).len();
+        let own = Self::SIZE * self.part(self.rank).len();
+        let theirs = Self::SIZE * self.part(peer).len();
         let (reduce, gather) = (usize::from(self.reduce), usize::from(self.gather));
         (
             HEADER + reduce * theirs + gather * own,
@@ -122,7 +180,7 @@ impl<'a> Transfer<'a> {
         let (below, above) = self.scratch.split_at_mut(self.rank);
         if let Some((first, others)) = below.split_first_mut() {
             for other in others {
-                accumulate_on_this_thread(&mut first[..chunk], &other[..chunk]);
+                T::accumulate(&mut first[..chunk], &other[..chunk]);
             }
         }
         let addends = below.first().into_iter().chain(&above[1..]);
@@ -131,7 +189,7 @@ impl<'a> Transfer<'a> {
             OwnPart::Into(shard) => {
                 let sum = &mut shard[self.ready..self.ready + chunk];
                 match addends.next() {
-                    Some(addend) => add_on_this_thread(sum, own, addend),
+                    Some(addend) => T::add(sum, own, addend),
                     None => sum.copy_from_slice(own),
                 }
                 sum
@@ -139,12 +197,12 @@ impl<'a> Transfer<'a> {
             OwnPart::InPlace | OwnPart::From(_) => own,
         };
         for addend in addends {
-            accumulate_on_this_thread(sum, addend);
+            T::accumulate(sum, addend);
         }
     }
 }
 
-impl Flow for Transfer<'_> {
+impl<T: Element> Flow for Transfer<'_, T> {
     fn outgoing(&self, peer: usize) -> &[u8] {
         let mut at = self.progress[peer].sent;
         if at < HEADER {
@@ -152,15 +210,15 @@ impl Flow for Transfer<'_> {
         }
         at -= HEADER;
         if self.reduce {
-            let addend = bytemuck::cast_slice(&self.data[self.part(peer)]);
+            let addend: &[u8] = bytemuck::cast_slice(&self.data[self.part(peer)]);
             if at < addend.len() {
                 return &addend[at..];
             }
             at -= addend.len();
         }
         if self.gather {
-            let own = bytemuck::cast_slice(&self.data[self.part(self.rank)]);
-            return &own[at..4 * self.ready];
+            let own: &[u8] = bytemuck::cast_slice(&self.data[self.part(self.rank)]);
+            return &own[at..Self::SIZE * self.ready];
         }
         &[]
     }
@@ -178,12 +236,12 @@ impl Flow for Transfer<'_> {
         }
         at -= HEADER;
         if self.reduce {
-            if at < 4 * own.len() {
+            if at < Self::SIZE * own.len() {
                 let chunk = CHUNK.min(own.len() - self.ready);
-                let buffer = bytemuck::cast_slice_mut(&mut self.scratch[peer][..chunk]);
-                return &mut buffer[at - 4 * self.ready..];
+                let buffer: &mut [u8] = bytemuck::cast_slice_mut(&mut self.scratch[peer][..chunk]);
+                return &mut buffer[at - Self::SIZE * self.ready..];
             }
-            at -= 4 * own.len();
+            at -= Self::SIZE * own.len();
         }
         if self.gather {
             // The owner reduced this part after it had this rank's addend, so the addend is sent.
@@ -209,8 +267,8 @@ impl Flow for Transfer<'_> {
     fn advance(&mut self) {
         loop {
             let chunk = CHUNK.min(self.part(self.rank).len() - self.ready);
-            let until = HEADER + 4 * (self.ready + chunk);
-            let started = HEADER + 4 * self.ready;
+            let until = HEADER + Self::SIZE * (self.ready + chunk);
+            let started = HEADER + Self::SIZE * self.ready;
             if chunk == 0 {
                 return;
             }
@@ -260,11 +318,15 @@ fn describe(header: &[u8; HEADER]) -> String {
         bytes.copy_from_slice(&header[8 * index..8 * index + 8]);
         u64::from_le_bytes(bytes)
     };
-    let name = match field(0) {
+    let (kind, elements) = match field(0) {
+        kind if kind > i64::NUMBER => (kind - i64::NUMBER, "integers"),
+        kind => (kind, "elements"),
+    };
+    let name = match kind {
         1 => Kind::AllReduce.name(),
         2 => Kind::ReduceScatter.name(),
         3 => Kind::AllGather.name(),
         _ => "an unknown operation",
     };
-    format!("{name} (operation {}) of {} elements", field(1), field(2))
+    format!("{name} (operation {}) of {} {elements}", field(1), field(2))
 }

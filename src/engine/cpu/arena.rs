@@ -32,7 +32,16 @@ impl Arena {
 
     /// A zeroed buffer of `len` elements; `what` names it in the error.
     pub fn buffer(&self, len: usize, what: &str) -> Result<Buffer, EngineError> {
-        let bytes = len as u64 * size_of::<f32>() as u64;
+        self.zeroed(len, what)
+    }
+
+    /// As [`Arena::buffer`], of integers.
+    pub fn integers(&self, len: usize, what: &str) -> Result<Buffer<i64>, EngineError> {
+        self.zeroed(len, what)
+    }
+
+    fn zeroed<T: Clone + Default>(&self, len: usize, what: &str) -> Result<Buffer<T>, EngineError> {
+        let bytes = len as u64 * size_of::<T>() as u64;
         let used = self.used();
         let needed = used.saturating_add(bytes);
         let refused = |limit| EngineError::OutOfMemory {
@@ -46,7 +55,7 @@ impl Arena {
         let mut data = Vec::new();
         // The system has a lower limit (`ulimit -v`, a full machine): it allows no more than what is used.
         data.try_reserve_exact(len).map_err(|_| refused(used))?;
-        data.resize(len, 0.0);
+        data.resize(len, T::default());
         let used = self.0.used.fetch_add(bytes, Relaxed) + bytes;
         self.0.peak.fetch_max(used, Relaxed);
         Ok(Buffer {
@@ -66,49 +75,49 @@ impl Arena {
     }
 }
 
-/// A counted `Vec<f32>`; dropping it releases the bytes.
+/// A counted vector; dropping it releases the bytes.
 #[derive(Debug)]
-pub struct Buffer {
-    data: Vec<f32>,
+pub struct Buffer<T = f32> {
+    data: Vec<T>,
     bytes: u64,
     arena: Arena,
 }
 
-impl Buffer {
+impl<T: Clone + Default> Buffer<T> {
     /// Lends the elements to a collective. They stay counted; the buffer is empty until [`Buffer::restore`].
-    pub fn lend(&mut self) -> Vec<f32> {
+    pub fn lend(&mut self) -> Vec<T> {
         std::mem::take(&mut self.data)
     }
 
     /// Puts lent elements back.
-    pub fn restore(&mut self, data: Vec<f32>) {
+    pub fn restore(&mut self, data: Vec<T>) {
         self.data = data;
     }
 
     /// Replaces elements that a failed collective did not return by zeros.
     pub fn replace_lost(&mut self) {
-        let len = (self.bytes / size_of::<f32>() as u64) as usize;
+        let len = (self.bytes / size_of::<T>() as u64) as usize;
         if self.data.len() != len {
-            self.data = vec![0.0; len];
+            self.data = vec![T::default(); len];
         }
     }
 }
 
-impl Deref for Buffer {
-    type Target = [f32];
+impl<T> Deref for Buffer<T> {
+    type Target = [T];
 
-    fn deref(&self) -> &[f32] {
+    fn deref(&self) -> &[T] {
         &self.data
     }
 }
 
-impl DerefMut for Buffer {
-    fn deref_mut(&mut self) -> &mut [f32] {
+impl<T> DerefMut for Buffer<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
         &mut self.data
     }
 }
 
-impl Drop for Buffer {
+impl<T> Drop for Buffer<T> {
     fn drop(&mut self) {
         self.arena.0.used.fetch_sub(self.bytes, Relaxed);
     }

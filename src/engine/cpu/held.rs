@@ -5,11 +5,11 @@ use std::ops::Range;
 use super::CpuOptions;
 use super::arena::Arena;
 use super::quantised::Quantised;
-use super::store::{Gradient, Store};
+use super::store::{Gradient, Purpose, Store};
 use crate::comm::World;
 use crate::engine::adapters::Saved;
 use crate::engine::{
-    AdamW, Adapted, EngineError, Layout, Measure, ModelConfig, Pass, Strategy, Unit, UnitState,
+    AdamW, Adapted, EngineError, Layout, ModelConfig, Pass, Strategy, Unit, UnitState,
 };
 
 /// Fills in the weights of a unit from an offset on.
@@ -60,18 +60,32 @@ impl Held {
         (initial, seed): (Draw<'_>, Option<u64>),
     ) -> Result<Held, EngineError> {
         // Adapters are small: every rank has all of them, whatever is sharded.
-        let held = (Strategy::Replicated, options.measure, options.forward_only);
+        let purpose = Purpose {
+            strategy: Strategy::Replicated,
+            ..options.purpose()
+        };
         let draw = |_: &Unit, offset, out: &mut [f32]| {
             adapted.draw((model, config), seed, offset, out);
         };
-        let trained = Store::new(&adapted.trained, false, held, world.clone(), arena, &draw)?;
+        let trained = Store::new(
+            &adapted.trained,
+            false,
+            purpose,
+            world.clone(),
+            arena,
+            &draw,
+        )?;
         let frozen = if adapted.settings.is_quantised {
             let is_nested = adapted.settings.is_nested;
             Frozen::Quantised(Box::new(Quantised::new(model, is_nested, arena, initial)?))
         } else {
-            let held = (options.strategy, Measure::default(), true);
+            let purpose = Purpose {
+                strategy: options.strategy,
+                forward_only: true,
+                ..Purpose::default()
+            };
             let tied = config.tie_word_embeddings;
-            let store = Store::new(model, tied, held, world, arena, initial)?;
+            let store = Store::new(model, tied, purpose, world, arena, initial)?;
             Frozen::Whole(Box::new(store))
         };
         Ok(Held {

@@ -16,7 +16,7 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 use self::arena::{Arena, Buffer};
 use self::backend::With;
 use self::held::Held;
-use self::store::Store;
+use self::store::{Purpose, Store};
 use self::workspace::Workspace;
 use super::adapters::{frozen_from_files, trained};
 use super::{
@@ -45,6 +45,20 @@ pub struct CpuOptions {
     pub token_loss: TokenLoss,
     /// Train only these; the model is frozen.
     pub adapters: Option<Adapters>,
+    /// Add the gradients of micro-batches in fixed point, so that their sum has the same bits in every order: with
+    /// micro-batches of one sample, in every world and strategy. It takes 8 more bytes a trained parameter of the rank.
+    pub in_fixed_point: bool,
+}
+
+impl CpuOptions {
+    fn purpose(&self) -> Purpose {
+        Purpose {
+            strategy: self.strategy,
+            measure: self.measure,
+            forward_only: self.forward_only,
+            in_fixed_point: self.in_fixed_point,
+        }
+    }
 }
 
 /// A Llama on this machine's processors.
@@ -88,8 +102,8 @@ impl CpuEngine {
         let adapted = (options.adapters.clone()).map(|it| Adapted::new(&layout, it));
         let store = pool.install(|| match &adapted {
             None => {
-                let held = (options.strategy, options.measure, options.forward_only);
-                let trained = Store::new(&layout, tied, held, world, &arena, &fill)?;
+                let purpose = options.purpose();
+                let trained = Store::new(&layout, tied, purpose, world, &arena, &fill)?;
                 Ok::<_, EngineError>(Held::whole(trained))
             }
             Some(adapted) => {

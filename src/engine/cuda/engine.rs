@@ -704,6 +704,7 @@ impl Engine for CudaEngine {
         let (count, weigh) = counted(micro_batch, weighing);
         let scatters = self.state.at.trained.scatters();
         let keeps = Keeps {
+            in_fixed_point: false,
             whole: !scatters,
             measure: self.options.measure,
         };

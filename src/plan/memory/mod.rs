@@ -13,7 +13,7 @@ use super::batch_plan::MemoryEstimate;
 use super::{DeviceKind, PlanRequest, Runner};
 use crate::recipe::Spec;
 use crate::recipe::schema::dialect::Dialect;
-use crate::recipe::schema::spec::{Model, NormTest, Objective, Precision, Strategy};
+use crate::recipe::schema::spec::{Determinism, Model, NormTest, Objective, Precision, Strategy};
 use crate::util::format::bytes;
 
 pub use known::{model_type, other_family, typical, typical_sizes};
@@ -184,7 +184,9 @@ impl<'a> Memory<'a> {
                 return on_gpu::adapted_states(shape, shards, size, norm_test, adapters);
             }
             (Some(DeviceKind::Cpu), adapters) => {
-                return on_cpu::states(shape, shards, norm_test, adapters.as_ref());
+                let in_fixed_point = self.spec.determinism == Determinism::World;
+                let sums = (norm_test, in_fixed_point);
+                return on_cpu::states(shape, shards, sums, adapters.as_ref());
             }
             (None, _) => {}
         }

@@ -12,11 +12,11 @@ const HEAD_ROWS: f64 = 128.0;
 const ROWS: f64 = 32.0;
 
 /// Weights, gradients and optimiser states of a rank, bytes. The ranks share every unit of the model if `shards` is more
-/// than 1; each has all adapters.
+/// than 1; each has all adapters. `in_fixed_point`: gradients are added as integers of twice their size.
 pub(super) fn states(
     shape: &Shape,
     shards: f64,
-    norm_test: Option<&NormTest>,
+    (norm_test, in_fixed_point): (Option<&NormTest>, bool),
     adapters: Option<&Adapters>,
 ) -> [f64; 3] {
     let all = shape.parameters();
@@ -45,8 +45,15 @@ pub(super) fn states(
         }
         Some(_) => all / shards + gathered,
     };
-    let mut gradients = trained;
-    if let Some(test) = norm_test {
+    let integers = if in_fixed_point { 2.0 } else { 0.0 };
+    let mut gradients = trained * (1.0 + integers);
+    if in_fixed_point {
+        gradients += match adapters {
+            Some(adapters) => adapters.parameters,
+            None if !sharded => largest + tied,
+            None => 0.0,
+        };
+    } else if let Some(test) = norm_test {
         let whole = test.unsharded_accumulation && sharded && adapters.is_none();
         let apart = test.measured_groups() == Groups::MicroBatches;
         gradients += match adapters {
@@ -63,7 +70,12 @@ pub(super) fn states(
     }
     let reduces = sharded && !norm_test.is_some_and(|test| test.unsharded_accumulation);
     if reduces && adapters.is_none() {
-        gradients += (2.0 * largest + tied) * (1.0 + 1.0 / shards);
+        let reduced = if in_fixed_point {
+            integers * (1.0 + 1.0 / shards)
+        } else {
+            1.0 / shards
+        };
+        gradients += (2.0 * largest + tied) * (1.0 + reduced);
     }
     [trained + below, gradients, 2.0 * trained].map(|elements| F32 * elements)
 }

@@ -5,7 +5,9 @@ use crate::objective::Kl;
 use crate::plan::DeviceKind;
 use crate::plan::draft::axes;
 use crate::plan::memory::{TRAINED, other_family};
-use crate::recipe::schema::spec::{BatchSchedule, Method, Objective, Precision, Strategy};
+use crate::recipe::schema::spec::{
+    BatchSchedule, Determinism, Estimator, Groups, Method, Objective, Precision, Strategy,
+};
 use crate::recipe::{Dialect, Severity, Untrained, UntrainedReason};
 use crate::util::suggest::short;
 
@@ -14,6 +16,7 @@ pub(super) const RULES: &[&Rule] = &[
     &TRAINER_PARALLELISM,
     &TRAINER_WEIGHTS,
     &TRAINER_NUMERICS,
+    &TRAINER_DETERMINISM,
     &TRAINER_MODEL,
     &TRAINER_KEYS,
 ];
@@ -243,6 +246,89 @@ const EXACT: [&str; 5] = [
     "sdpa",
 ];
 
+const TRAINER_DETERMINISM: Rule = Rule {
+    id: "trainer-determinism",
+    severity: Severity::Error,
+    summary: "the recipe asks for the same bits in every world, and for sums that depend on the world",
+    text: include_str!("texts/trainer-determinism.md"),
+    wrong: native(
+        "--procs 2",
+        "  batch: {global: 128, per_device_batch_size: 4}\n  determinism: world\n  schedule: {kind: norm-test, groups: workers}\n",
+    ),
+    right: native(
+        "--procs 2",
+        "  batch: {global: 128, per_device_batch_size: 4}\n  determinism: world\n  schedule: {kind: norm-test}\n",
+    ),
+    check: Check::PlanWarning(trainer_determinism),
+};
+
+fn trainer_determinism(case: &Case<'_>, findings: &mut Findings<'_>) {
+    let spec = case.spec();
+    if spec.determinism != Determinism::World {
+        return;
+    }
+    if case.request.runner.device() == DeviceKind::Cuda {
+        findings.at(
+            &["determinism"],
+            "`determinism: world` is of CPUs: the kernels for GPUs add in an order that the world and the micro-batch change",
+            format!(
+                "train on CPUs (`--procs` in place of `--gpus`), or set {}",
+                case.set("determinism", "run")
+            ),
+        );
+    }
+    if let Some(test) = spec.schedule.norm_test() {
+        if test.measured_groups() == Groups::Workers {
+            let asked = match test.estimator {
+                Estimator::Paper => ("schedule.estimator", "paper", "unbiased"),
+                Estimator::Unbiased => ("schedule.groups", "workers", "micro-batches"),
+            };
+            let (path, value, instead) = asked;
+            findings.at(
+                &[path],
+                format!(
+                    "{} is {value}: it compares the workers, whose number is the world's",
+                    case.key(path)
+                ),
+                format!("set {} to compare the samples", case.set(path, instead)),
+            );
+        }
+        if test.coordinate_interval > 0 {
+            let path = "schedule.coordinate_interval";
+            findings.at(
+                &[path],
+                format!(
+                    "the sums of {} are in f32 and depend on the world",
+                    case.key(path)
+                ),
+                format!("set {}", case.set(path, "0")),
+            );
+        }
+        if test.unsharded_accumulation {
+            let path = "schedule.unsharded_accumulation";
+            findings.at(
+                &[path],
+                format!(
+                    "{} has no effect where the samples are compared",
+                    case.key(path)
+                ),
+                format!("set {}", case.set(path, "false")),
+            );
+        }
+    }
+    if spec.objective == Objective::Kto && spec.preference.kl == Kl::MicroBatch {
+        let path = "preference.kl";
+        findings.at(
+            &[path],
+            format!(
+                "{} is micro-batch: the estimate depends on the samples of a micro-batch, and so on the world",
+                case.key(path)
+            ),
+            format!("set {}", case.set(path, "global")),
+        );
+    }
+}
+
 const TRAINER_MODEL: Rule = Rule {
     id: "trainer-model",
     severity: Severity::Error,
@@ -340,13 +426,16 @@ fn trainer_keys(case: &Case<'_>, findings: &mut Findings<'_>) {
 
 #[cfg(test)]
 mod tests {
-    use crate::plan::rules::testing::{launch, launched, only, recipe, reported};
-    use crate::plan::{DeviceKind, PlanRequest, Runner};
+    use crate::objective::Kl;
+    use crate::plan::rules::testing::{launch, launched, norm_test, only, recipe, reported};
+    use crate::plan::{AskedRunner, DeviceKind, PlanRequest, Runner};
     use crate::recipe::Severity::Error;
-    use crate::recipe::schema::spec::{Objective, Precision, Strategy};
+    use crate::recipe::schema::spec::{
+        BatchSchedule, Determinism, Estimator, Groups, NormTest, Objective, Precision, Strategy,
+    };
     use crate::recipe::schema::untrained::{Untrained, UntrainedReason};
     use crate::recipe::syntax::source::{FileId, Span};
-    use crate::recipe::{Dialect, Severity};
+    use crate::recipe::{Dialect, Recipe, Severity};
 
     #[test]
     fn other_objectives_are_refused() {
@@ -502,6 +591,50 @@ mod tests {
         ];
         let found = launched("trainer-keys", &recipe);
         insta::assert_snapshot!(found[0].message, @"without effect in the built-in trainer: `report_to` except `tensorboard`, `push_to_hub`");
+    }
+
+    #[test]
+    fn every_sum_that_depends_on_the_world_is_refused_by_its_key() {
+        let messages = |recipe: &Recipe, request: &PlanRequest| {
+            let found = only("trainer-determinism", recipe, request);
+            let lines = found
+                .iter()
+                .map(|it| format!("{} ({})", it.message, it.help));
+            lines.collect::<Vec<String>>().join("\n")
+        };
+        let mut recipe = norm_test(|test| {
+            test.groups = Groups::Workers;
+            test.coordinate_interval = 3;
+            test.unsharded_accumulation = true;
+        });
+        assert_eq!(messages(&recipe, &launch()), "");
+        recipe.spec.determinism = Determinism::World;
+        insta::assert_snapshot!(messages(&recipe, &launch()), @r"
+        `schedule.groups` is workers: it compares the workers, whose number is the world's (set `schedule.groups=micro-batches` to compare the samples)
+        the sums of `schedule.coordinate_interval` are in f32 and depend on the world (set `schedule.coordinate_interval=0`)
+        `schedule.unsharded_accumulation` has no effect where the samples are compared (set `schedule.unsharded_accumulation=false`)
+        ");
+        let BatchSchedule::NormTest(test) = &mut recipe.spec.schedule else {
+            panic!("a norm test");
+        };
+        *test = NormTest {
+            estimator: Estimator::Paper,
+            ..NormTest::default()
+        };
+        insta::assert_snapshot!(messages(&recipe, &launch()), @"`schedule.estimator` is paper: it compares the workers, whose number is the world's (set `schedule.estimator=unbiased` to compare the samples)");
+        recipe.spec.schedule = BatchSchedule::NormTest(NormTest::default());
+        assert_eq!(messages(&recipe, &launch()), "");
+        recipe.spec.objective = Objective::Kto;
+        recipe.spec.preference.kl = Kl::MicroBatch;
+        let device = DeviceKind::Cuda;
+        let on_gpus = PlanRequest::of(
+            Runner::of(&recipe.spec, AskedRunner::BuiltIn, device, None),
+            1,
+        );
+        insta::assert_snapshot!(messages(&recipe, &on_gpus), @r"
+        `determinism: world` is of CPUs: the kernels for GPUs add in an order that the world and the micro-batch change (train on CPUs (`--procs` in place of `--gpus`), or set `determinism=run`)
+        `preference.kl` is micro-batch: the estimate depends on the samples of a micro-batch, and so on the world (set `preference.kl=global`)
+        ");
     }
 
     #[test]

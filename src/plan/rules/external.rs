@@ -7,7 +7,7 @@ use crate::plan::split::Split;
 use crate::recipe::batch_arguments::{self, BatchNumbers};
 use crate::recipe::schema::dialect::RESERVED;
 use crate::recipe::schema::placeholder::{self, DEEPSPEED_CONFIG, RECIPE};
-use crate::recipe::schema::spec::{BatchSchedule, Strategy};
+use crate::recipe::schema::spec::{BatchSchedule, Determinism, Strategy};
 use crate::recipe::syntax::words::Words;
 use crate::recipe::{Dialect, Severity, SourceFile, trainer_command};
 
@@ -68,6 +68,13 @@ fn external_trainer(case: &Case<'_>, findings: &mut Findings<'_>) {
             format!("`{launcher}` starts a process for every device, but so does evenkeel"),
             "begin the command with it, without a shell or another program before it, or give the command that it \
              would start, as `python train.py …`",
+        );
+    }
+    if spec.determinism == Determinism::World {
+        findings.at(
+            &["determinism"],
+            "an external trainer decides the order of its sums, and `determinism: world` asks for one that no world changes",
+            format!("set {}", case.set("determinism", "run")),
         );
     }
     if spec.schedule != BatchSchedule::Constant {
@@ -334,8 +341,9 @@ const RECIPE_NOT_PASSED: Rule = Rule {
 };
 
 /// The sections of a recipe that Evenkeel itself applies to an external trainer: its numbers, worlds and names.
-const APPLIED: Words =
-    Words("batch schedule parallel elasticity generation trainer checkpoint name output");
+const APPLIED: Words = Words(
+    "batch schedule parallel elasticity determinism generation trainer checkpoint name output",
+);
 
 /// The keys that a message lists.
 const LISTED_KEYS: usize = 4;

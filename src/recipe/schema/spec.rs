@@ -48,6 +48,8 @@ pub struct Spec {
     pub checkpoint: Checkpoint,
     /// World sizes that the run may have.
     pub elasticity: Elasticity,
+    /// What may change the last bits of the training.
+    pub determinism: Determinism,
     /// An external trainer, in place of the built-in trainer.
     pub trainer: Trainer,
     /// The loss of tokens; language-modelling and sft only.
@@ -634,6 +636,18 @@ pub enum Strategy {
     Zero1,
     /// Optimiser states and gradients.
     Zero2,
+}
+
+/// What may change the last bits of the training.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Determinism {
+    /// Another world, micro-batch or sharding rounds in another order.
+    #[default]
+    Run,
+    /// Nothing of these, on processors of one kind: losses, weights and decisions are the same bits in every world. The
+    /// built-in trainer computes every sample on its own; CPUs only.
+    World,
 }
 
 /// World sizes that the run may have.

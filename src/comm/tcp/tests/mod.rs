@@ -135,7 +135,21 @@ proptest! {
                 let sum = naive_sum(world, len);
                 let shard = reduce_scatter(&collective, addend(rank, len)).unwrap();
                 assert_eq!(shard, sum[part.clone()]);
-                assert_eq!(all_gather(&collective, sum[part].to_vec()).unwrap(), sum);
+                assert_eq!(all_gather(&collective, sum[part.clone()].to_vec()).unwrap(), sum);
+                let integers = |rank| -> Vec<i64> {
+                    addend(rank, len).iter().map(|x| x.to_bits().into()).collect()
+                };
+                let start = |kind| collective.start_fixed(Operation {
+                    kind,
+                    data: integers(rank),
+                    shard: vec![0; part.len()],
+                });
+                let mut sum = vec![0i64; len];
+                for rank in 0..world {
+                    cpu_kernels::fixed::accumulate(&mut sum, &integers(rank));
+                }
+                assert_eq!(start(Kind::AllReduce).wait().unwrap().data, sum);
+                assert_eq!(start(Kind::ReduceScatter).wait().unwrap().shard, sum[part]);
             }
         });
     }

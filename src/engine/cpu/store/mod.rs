@@ -11,6 +11,10 @@
 //! first micro-batch of a step overwrites it, so nothing is zeroed, and later ones add to it. Where micro-batches may
 //! be measured, they use a separate buffer first.
 //!
+//! In fixed point (`determinism: world`) every micro-batch has its gradient apart. It is rounded to integers and added to
+//! those of the step, which ranks reduce as integers. At the end of the step the sum is rounded to f32. No sum depends on
+//! the order of its addends then, so that neither the split nor the strategy changes a bit.
+//!
 //! The model walks the units and requests each one's parameters and a place for its gradient. With n units, every
 //! walk on every rank has this order:
 //!
@@ -38,6 +42,7 @@ mod scatter;
 mod squares;
 
 use cpu_kernels::adamw::{self, Factors};
+use cpu_kernels::fixed::{self, Added};
 use cpu_kernels::vector;
 
 use self::gather::Gather;
@@ -47,7 +52,7 @@ use super::arena::{Arena, Buffer};
 use crate::comm::{Kind, Operation, Pending, World};
 use crate::engine::{
     AdamW, EngineError, Keeps, Layout, Measure, Pass, Reduced, Step, Strategy, Training, Unit,
-    UnitState, part, sum_over_ranks,
+    UnitState, not_norms, part, sum_over_ranks,
 };
 
 /// The place for a unit's gradient of the current micro-batch.
@@ -84,6 +89,21 @@ pub struct Store {
     targets: u64,
     /// ‖gradient of the latest micro-batch‖², where measured.
     squared_norm: f64,
+    /// In fixed point, the largest absolute value in the gradient of the latest micro-batch.
+    peak: f32,
+    /// The sum of the peaks of this rank's micro-batches in the step, [`fixed::peak_units`].
+    peaks: u64,
+}
+
+/// What a rank's state is for.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Purpose {
+    pub strategy: Strategy,
+    pub measure: Measure,
+    /// Only weights: nothing is trained.
+    pub forward_only: bool,
+    /// Gradients are added in fixed point.
+    pub in_fixed_point: bool,
 }
 
 /// This rank's part of one unit.
@@ -96,6 +116,8 @@ struct Part {
     parameters: Buffer,
     /// The part of the step's gradient, after its reduction.
     gradient: Buffer,
+    /// The same in fixed point, if it is added so: this rank's until its reduction.
+    sum: Option<Buffer<i64>>,
     exp_avg: Buffer,
     exp_avg_sq: Buffer,
     /// This rank's gradient of the whole, padded unit before its reduction, if it is not `gradient` itself.
@@ -105,7 +127,13 @@ struct Part {
     /// ‖this rank's gradient‖² of the step, where measured.
     squared_norm: Option<f64>,
     /// The reduction in progress; it holds the gradient's elements.
-    reduction: Option<Pending>,
+    reduction: Option<PendingSum>,
+}
+
+/// A reduction in progress.
+enum PendingSum {
+    Floats(Pending),
+    Integers(Pending<i64>),
 }
 
 impl Part {
@@ -120,7 +148,14 @@ impl Part {
         let Some(reduction) = self.reduction.take() else {
             return Ok(());
         };
-        let Operation { data, shard, .. } = reduction.wait()?;
+        let Operation { data, shard, .. } = match (reduction, &mut self.sum) {
+            (PendingSum::Floats(reduction), _) => reduction.wait()?,
+            (PendingSum::Integers(reduction), Some(sum)) => {
+                sum.restore(reduction.wait()?.data);
+                return Ok(());
+            }
+            (PendingSum::Integers(_), None) => return Ok(()),
+        };
         match &mut self.unsharded {
             Some(whole) => {
                 whole.restore(data);
@@ -139,11 +174,16 @@ impl Store {
     /// weights.
     ///
     /// `world` is `None` where this process trains alone; `tied` says that the head uses the first unit;
-    /// `measure` holds the measurements that any step may request. Without steps (`forward_only`) there are only weights.
+    /// `measure` holds the measurements that any step may request.
     pub fn new(
         layout: &Layout,
         tied: bool,
-        (strategy, measure, forward_only): (Strategy, Measure, bool),
+        Purpose {
+            strategy,
+            measure,
+            forward_only,
+            in_fixed_point,
+        }: Purpose,
         world: Option<World>,
         arena: &Arena,
         initial: &dyn Fn(&Unit, usize, &mut [f32]),
@@ -154,7 +194,7 @@ impl Store {
             Strategy::Replicated => (None, false),
             Strategy::Sharded {
                 unsharded_accumulation,
-            } => (world.as_ref(), unsharded_accumulation),
+            } => (world.as_ref(), unsharded_accumulation && !in_fixed_point),
         };
         let (rank, ranks) = sharding.map_or((0, 1), |world| (world.rank(), world.world()));
         let kind = if sharding.is_some() {
@@ -176,6 +216,7 @@ impl Store {
                 len,
                 parameters,
                 gradient: buffer(trained, "gradient")?,
+                sum: None,
                 exp_avg: buffer(trained, "optimiser state")?,
                 exp_avg_sq: buffer(trained, "optimiser state")?,
                 unsharded: None,
@@ -183,6 +224,10 @@ impl Store {
                 squared_norm: None,
                 reduction: None,
             };
+            if in_fixed_point {
+                let what = format!("{kind}gradient in fixed point of {}", unit.name);
+                part.sum = Some(arena.integers(trained, &what)?);
+            }
             if sharding.is_some() && unsharded {
                 let what = format!("unsharded gradient of {}", unit.name);
                 part.unsharded = Some(arena.buffer(len * ranks, &what)?);
@@ -191,6 +236,7 @@ impl Store {
         }
         let keeps = Keeps {
             whole: sharding.is_none() || unsharded || forward_only,
+            in_fixed_point,
             measure,
         };
         let gather = sharding.map(|world| Gather::new(layout, tied, world, arena));
@@ -209,6 +255,8 @@ impl Store {
             step: Step::default(),
             targets: 0,
             squared_norm: 0.0,
+            peak: 0.0,
+            peaks: 0,
         })
     }
 
@@ -240,7 +288,8 @@ impl Store {
         (targets, last): (u64, bool),
     ) -> Result<Training, EngineError> {
         let training = self.step.begin(self.keeps, measure, (targets, last))?;
-        (self.measure, self.targets, self.squared_norm) = (measure, targets, 0.0);
+        (self.measure, self.targets) = (measure, targets);
+        (self.squared_norm, self.peak) = (0.0, 0.0);
         Ok(training)
     }
 
@@ -333,10 +382,19 @@ impl Store {
             squares.add(unit, gradient, self.targets);
         }
         if !self.keeps.whole {
-            let norm = self
+            let added = self
                 .scatter
                 .reduce(unit, &mut self.parts, first, measured)?;
-            self.squared_norm += norm.unwrap_or(0.0);
+            self.note(added);
+            return Ok(());
+        }
+        if let Some(sum) = &mut part.sum {
+            let gradient = self.scatter.close(unit).ok_or_else(|| no_gradient(unit))?;
+            let added = fixed::add(&mut sum[..len], &gradient[..len], first);
+            self.note(added);
+            if training.last && !self.reduces_late {
+                self.start_reduction(unit);
+            }
             return Ok(());
         }
         // ‖this micro-batch's gradient‖² and ‖the sum‖².
@@ -365,6 +423,13 @@ impl Store {
         Ok(())
     }
 
+    /// What is known of a unit of the micro-batch's gradient.
+    fn note(&mut self, added: Added) {
+        self.squared_norm += added.squared_norm;
+        // The bits of sizes are ordered as the sizes are, and NaN is the largest.
+        self.peak = f32::from_bits(self.peak.to_bits().max(added.peak.to_bits()));
+    }
+
     /// This rank's gradient of a unit is final: measures it, unless ‖·‖² is known.
     fn finish(&mut self, unit: usize, measure: Measure, known: Option<f64>) {
         let part = &mut self.parts[unit];
@@ -388,20 +453,26 @@ impl Store {
             return;
         };
         let part = &mut self.parts[unit];
-        part.reduction = Some(world.start(match &mut part.unsharded {
-            Some(whole) => Operation {
+        part.reduction = Some(match (&mut part.sum, &mut part.unsharded) {
+            (Some(sum), _) => {
+                PendingSum::Integers(world.start_fixed(Operation::all_reduce(sum.lend())))
+            }
+            (None, Some(whole)) => PendingSum::Floats(world.start(Operation {
                 kind: Kind::ReduceScatter,
                 data: whole.lend(),
                 shard: part.gradient.lend(),
-            },
-            None => Operation::all_reduce(part.gradient.lend()),
-        }));
+            })),
+            (None, None) => {
+                PendingSum::Floats(world.start(Operation::all_reduce(part.gradient.lend())))
+            }
+        });
     }
 
     /// Ends the walk. Returns ‖gradient of this micro-batch‖² when [`Measure::micro_batches`] requests it.
     pub fn end(&mut self) -> Option<f64> {
         self.pass.training()?;
         self.step.end();
+        self.peaks = self.peaks.saturating_add(fixed::peak_units(self.peak));
         self.measure.micro_batches.then_some(self.squared_norm)
     }
 
@@ -444,6 +515,9 @@ impl Store {
     /// micro-batch in this step is zero.
     pub fn reduce(&mut self, measure: Measure) -> Result<Reduced, EngineError> {
         self.scatter.finish(&mut self.parts)?;
+        if self.keeps.in_fixed_point {
+            return self.reduce_in_fixed_point();
+        }
         // ‖reduced gradient‖² of a replicated model, computed while the all-reduces of later units run.
         let mut reduced = 0.0;
         let units = self.parts.len();
@@ -509,6 +583,52 @@ impl Store {
         })
     }
 
+    /// As [`Store::reduce`], of integers. The norm is infinite if any gradient of a micro-batch was not finite, or if all of
+    /// them may exceed the range of the sum.
+    fn reduce_in_fixed_point(&mut self) -> Result<Reduced, EngineError> {
+        for unit in (0..self.parts.len()).rev() {
+            let part = &mut self.parts[unit];
+            let has_none = match self.keeps.whole {
+                true => self.step.accumulated == 0,
+                false => self.step.walks == 0,
+            };
+            if let Some(sum) = part.sum.as_mut().filter(|_| has_none) {
+                sum.fill(0);
+            }
+            if self.keeps.whole && part.reduction.is_none() {
+                self.start_reduction(unit);
+            }
+        }
+        let mut squares = 0u128;
+        for part in self.parts.iter_mut().rev() {
+            part.finish_reduction()?;
+            if let Some(sum) = &part.sum {
+                let of_unit = fixed::round(&mut part.gradient, sum);
+                squares = squares.saturating_add(of_unit);
+            }
+        }
+        let mut peaks = self.peaks;
+        if let Some(world) = &self.world {
+            let own = [&squares.to_le_bytes()[..], &peaks.to_le_bytes()].concat();
+            let others = world.exchange(&own)?;
+            let parts = others.iter().map(|part| squares_and_peaks(part));
+            let parts: Vec<(u128, u64)> = parts.collect::<Result<_, _>>()?;
+            peaks = parts.iter().fold(0, |sum, part| sum.saturating_add(part.1));
+            if self.gather.is_some() {
+                squares = parts.iter().fold(0, |sum, part| sum.saturating_add(part.0));
+            }
+        }
+        let fits = peaks <= i64::MAX as u64;
+        Ok(Reduced {
+            squared_norm: if fits {
+                fixed::squares(squares)
+            } else {
+                f64::INFINITY
+            },
+            local_squared_norm: None,
+        })
+    }
+
     /// Passes this rank's part of the coordinates to `show`; see [`crate::engine::Engine::coordinates`].
     pub fn coordinates(&self, show: &mut dyn FnMut(&[f32], &[f32])) -> Result<(), EngineError> {
         let (rank, ranks) = self
@@ -560,6 +680,9 @@ impl Store {
             for buffer in buffers.into_iter().chain(&mut part.unsharded) {
                 buffer.replace_lost();
             }
+            if let Some(sum) = &mut part.sum {
+                sum.replace_lost();
+            }
         }
         self.clear();
     }
@@ -567,6 +690,7 @@ impl Store {
     /// Clears the step's gradient.
     fn clear(&mut self) {
         self.step = Step::default();
+        self.peaks = 0;
         for part in &mut self.parts {
             part.finished = false;
             part.squared_norm = None;
@@ -619,6 +743,15 @@ impl Store {
             gather.forget();
         }
     }
+}
+
+/// The message of a rank at the end of a reduction in fixed point.
+fn squares_and_peaks(message: &[u8]) -> Result<(u128, u64), EngineError> {
+    let parts = message.split_first_chunk().and_then(|(squares, peaks)| {
+        let peaks = peaks.try_into().ok()?;
+        Some((u128::from_le_bytes(*squares), u64::from_le_bytes(peaks)))
+    });
+    parts.ok_or_else(not_norms)
 }
 
 /// Sizes, including padding, of the buffers for whole units that are in use together: two for any unit, and

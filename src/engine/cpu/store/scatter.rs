@@ -2,15 +2,17 @@
 //!
 //! A micro-batch's gradient of a unit exists whole from its backward until it is reduced. Two buffers
 //! alternate: one is reduced and scattered while the backward pass fills the other. Where a rank's gradient is kept
-//! whole for the whole step, one buffer holds a micro-batch's gradient until it is measured and added.
+//! whole for the whole step, one buffer holds a micro-batch's gradient until it is measured and added. In fixed point a
+//! gradient is rounded to integers, which are reduced in its place.
 
+use cpu_kernels::fixed::{self, Added};
 use cpu_kernels::vector;
 
 use crate::comm::{Kind, Operation, Pending, World};
 use crate::engine::cpu::arena::{Arena, Buffer};
 use crate::engine::{EngineError, Keeps, Layout};
 
-use super::Part;
+use super::{Part, PendingSum};
 
 /// The places for gradients of whole units.
 pub(super) struct Scatter {
@@ -24,9 +26,31 @@ pub(super) struct Scatter {
 
 struct ScatterBuffer {
     buffer: Buffer,
-    /// Receives the shard of a gradient that is added to the accumulated one.
-    addend: Buffer,
+    reduced: Reduced,
     state: State,
+}
+
+/// What is reduced of a gradient. The addend receives the shard of a gradient that is added to the accumulated one.
+enum Reduced {
+    /// The gradient itself, in f32.
+    Floats { addend: Buffer },
+    /// The gradient in fixed point.
+    Integers {
+        data: Buffer<i64>,
+        addend: Buffer<i64>,
+    },
+}
+
+impl Reduced {
+    fn replace_lost(&mut self) {
+        match self {
+            Reduced::Floats { addend } => addend.replace_lost(),
+            Reduced::Integers { data, addend } => {
+                data.replace_lost();
+                addend.replace_lost();
+            }
+        }
+    }
 }
 
 enum State {
@@ -39,7 +63,7 @@ struct Reduction {
     unit: usize,
     /// Whether the reduction writes the accumulated gradient's shard instead of an addend.
     first: bool,
-    pending: Pending,
+    pending: PendingSum,
 }
 
 impl Scatter {
@@ -50,6 +74,7 @@ impl Scatter {
         tied: bool,
         Keeps {
             whole: keeps_whole,
+            in_fixed_point,
             measure,
         }: Keeps,
         world: Option<&World>,
@@ -57,15 +82,29 @@ impl Scatter {
     ) -> Result<Self, EngineError> {
         let ranks = world.map_or(1, |world| world.world());
         let place = |len| {
-            let addend = if keeps_whole { 0 } else { len / ranks };
+            let what = "the gradient of one micro-batch";
+            let (whole, addend) = if keeps_whole {
+                (0, 0)
+            } else {
+                (len, len / ranks)
+            };
             Ok(ScatterBuffer {
-                buffer: arena.buffer(len, "the gradient of one micro-batch")?,
-                addend: arena.buffer(addend, "the gradient of one micro-batch")?,
+                buffer: arena.buffer(len, what)?,
+                reduced: if in_fixed_point {
+                    Reduced::Integers {
+                        data: arena.integers(whole, what)?,
+                        addend: arena.integers(addend, what)?,
+                    }
+                } else {
+                    Reduced::Floats {
+                        addend: arena.buffer(addend, what)?,
+                    }
+                },
                 state: State::Free,
             })
         };
         let sizes = super::place_sizes(layout, tied, ranks).skip(usize::from(keeps_whole));
-        let are_used = !keeps_whole || measure.micro_batches;
+        let are_used = !keeps_whole || measure.micro_batches || in_fixed_point;
         let sizes = sizes.filter(|_| are_used);
         Ok(Scatter {
             world: world.filter(|_| !keeps_whole).cloned(),
@@ -120,34 +159,40 @@ impl Scatter {
         Some(&place.buffer)
     }
 
-    /// Starts to reduce a unit's finished gradient. Returns its squared norm when it is `measured`. `first`: no rank
-    /// has reduced another one in this step.
+    /// Starts to reduce a unit's finished gradient. Returns what is known of it: in fixed point its peak and its squared norm,
+    /// otherwise the norm if it is `measured`. `first`: no rank has reduced another one in this step.
     pub fn reduce(
         &mut self,
         unit: usize,
         parts: &mut [Part],
         first: bool,
         measured: bool,
-    ) -> Result<Option<f64>, EngineError> {
+    ) -> Result<Added, EngineError> {
         let place = self.places.iter_mut().find(|place| place.holds(unit));
         let (Some(place), Some(world)) = (place, &self.world) else {
             return Err(no_gradient(unit));
         };
         let part = &mut parts[unit];
         let len = part.unit.len;
-        let squared_norm = measured.then(|| vector::squared_norm(&place.buffer[..len]));
-        let shard = if first {
-            part.gradient.lend()
-        } else {
-            let mut addend = place.addend.lend();
-            addend.resize(part.len, 0.0);
-            addend
+        let mut added = Added::default();
+        let pending = match (&mut place.reduced, &mut part.sum) {
+            (Reduced::Integers { data, addend }, Some(sum)) => {
+                let mut data = data.lend();
+                data.resize(part.len * world.world(), 0);
+                added = fixed::add(&mut data[..len], &place.buffer[..len], true);
+                data[len..].fill(0);
+                let into = if first { sum } else { addend };
+                PendingSum::Integers(world.start_fixed(scattered(data, into, part.len)))
+            }
+            (Reduced::Floats { addend }, _) => {
+                if measured {
+                    added.squared_norm = vector::squared_norm(&place.buffer[..len]);
+                }
+                let into = if first { &mut part.gradient } else { addend };
+                PendingSum::Floats(world.start(scattered(place.buffer.lend(), into, part.len)))
+            }
+            (Reduced::Integers { .. }, None) => return Err(no_gradient(unit)),
         };
-        let pending = world.start(Operation {
-            kind: Kind::ReduceScatter,
-            data: place.buffer.lend(),
-            shard,
-        });
         place.state = State::Reducing(Reduction {
             unit,
             first,
@@ -159,7 +204,7 @@ impl Scatter {
                 place.finish(parts)?;
             }
         }
-        Ok(squared_norm)
+        Ok(added)
     }
 
     /// Waits for all reductions.
@@ -175,7 +220,7 @@ impl Scatter {
         for place in &mut self.places {
             if place.finish(parts).is_err() {
                 place.buffer.replace_lost();
-                place.addend.replace_lost();
+                place.reduced.replace_lost();
             }
             place.state = State::Free;
         }
@@ -205,15 +250,47 @@ impl ScatterBuffer {
                 return Ok(());
             }
         };
-        let Operation { data, shard, .. } = pending.wait()?;
-        self.buffer.restore(data);
-        let sum = &mut parts[unit].gradient;
-        if first {
-            sum.restore(shard);
-        } else {
-            vector::accumulate(sum, &shard);
-            self.addend.restore(shard);
+        let part = &mut parts[unit];
+        match (pending, &mut self.reduced) {
+            (PendingSum::Floats(pending), Reduced::Floats { addend }) => {
+                let sums = (&mut part.gradient, addend);
+                receive(pending, &mut self.buffer, sums, first, vector::accumulate)
+            }
+            (PendingSum::Integers(pending), Reduced::Integers { data, addend }) => {
+                let sum = part.sum.as_mut().ok_or_else(|| no_gradient(unit))?;
+                receive(pending, data, (sum, addend), first, fixed::accumulate)
+            }
+            _ => Err(no_gradient(unit)),
         }
-        Ok(())
     }
+}
+
+/// A reduction of the whole to a shard of `len` elements, which `into` receives.
+fn scattered<T: Copy + Default>(data: Vec<T>, into: &mut Buffer<T>, len: usize) -> Operation<T> {
+    let mut shard = into.lend();
+    shard.resize(len, T::default());
+    Operation {
+        kind: Kind::ReduceScatter,
+        data,
+        shard,
+    }
+}
+
+/// Waits for a reduction of `whole`, whose shard is the `sum` if it is the `first`, otherwise an addend.
+fn receive<T: Copy + Default>(
+    pending: Pending<T>,
+    whole: &mut Buffer<T>,
+    (sum, addend): (&mut Buffer<T>, &mut Buffer<T>),
+    first: bool,
+    accumulate: impl Fn(&mut [T], &[T]),
+) -> Result<(), EngineError> {
+    let Operation { data, shard, .. } = pending.wait()?;
+    whole.restore(data);
+    if first {
+        sum.restore(shard);
+    } else {
+        accumulate(sum, &shard);
+        addend.restore(shard);
+    }
+    Ok(())
 }

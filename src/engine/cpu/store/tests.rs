@@ -34,6 +34,10 @@ impl Collective for Recorder {
         self.world.start(operation)
     }
 
+    fn start_fixed(&self, operation: Operation<i64>) -> Pending<i64> {
+        self.world.start_fixed(operation)
+    }
+
     fn exchange(&self, message: &[u8]) -> Result<Vec<Vec<u8>>, CommError> {
         self.world.exchange(message)
     }
@@ -130,7 +134,10 @@ fn record(tied: bool, work: impl Fn(&mut Store, usize, Compute<'_>) + Sync) -> V
         let sharded = Strategy::Sharded {
             unsharded_accumulation: false,
         };
-        let holds = (sharded, Measure::default(), false);
+        let holds = Purpose {
+            strategy: sharded,
+            ..Purpose::default()
+        };
         let mut store = Store::new(&layout(), tied, holds, Some(world), &arena, &fill).unwrap();
         let compute = |what: &str, unit| {
             if rank == 0 {

@@ -1,6 +1,7 @@
 //! The engine as a whole, through its public interface.
 
 mod coordinates;
+mod fixed_point;
 mod gradients;
 mod limits;
 mod worlds;
