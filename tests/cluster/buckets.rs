@@ -218,7 +218,7 @@ fn a_lost_node_costs_no_checkpoint_that_the_first_pod_has_saved() {
     let show = || output_text(&Command::new("find").arg(job.volume()).output().unwrap());
     poll("a second checkpoint of all pods", whole, show);
     // The first pod stays.
-    let members = before["generation"]["record"]["members"]
+    let members = before["jobGeneration"]["record"]["members"]
         .as_array()
         .unwrap();
     let first = members[0]["pod"]["node"].as_str().unwrap();
