@@ -330,6 +330,10 @@ impl Variables {
     }
 
     fn lookup(&self, name: &str, place: Place) -> Option<Value> {
+        // They are no variable: a function has its own.
+        if name == ARGUMENTS {
+            return None;
+        }
         let value = self.values.get(name)?.clone();
         value.filter(|_| self.is_certain(name, place))
     }
