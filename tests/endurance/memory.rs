@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 
 use super::support::{Run, merge, small, stderr};
 
-/// The estimate for a recipe in a world.
-fn estimate(recipe: &Path, ranks: u64) -> MemoryEstimate {
+/// The estimate for a recipe in a world, with micro-batches of this number of samples.
+fn estimate(recipe: &Path, ranks: u64, micro_batch: u64) -> MemoryEstimate {
     let request = Request {
         path: recipe.to_owned(),
         ..Request::default()
@@ -19,7 +19,7 @@ fn estimate(recipe: &Path, ranks: u64) -> MemoryEstimate {
     let runner = Runner::of(&recipe.spec, AskedRunner::BuiltIn, DeviceKind::Cpu, None);
     let request = PlanRequest::of(runner, ranks);
     let memory = Memory::of(&recipe.spec, recipe.dialect, &request).unwrap();
-    memory.estimate(ranks, 4)
+    memory.estimate(ranks, micro_batch)
 }
 
 /// Whether the first micro-batch fits into a limit.
@@ -77,10 +77,54 @@ fn a_rank_needs_the_memory_that_the_plan_states() {
         for change in changes {
             merge(&mut spec, change.clone());
         }
-        let stated = estimate(Run::of(spec.clone()).recipe(), ranks);
+        let stated = estimate(Run::of(spec.clone()).recipe(), ranks, 4);
         let total = stated.total as f64;
         assert!(fits(&spec, ranks, 1.01 * total), "{name}: {stated:#?}");
         assert!(!fits(&spec, ranks, 0.99 * total), "{name}: {stated:#?}");
+    }
+}
+
+/// Gradients in fixed point. No micro-batch is smaller than one sample.
+#[test]
+fn a_rank_of_determinism_world_needs_the_memory_that_the_plan_states() {
+    let fsdp = json!({"parallel": {"strategy": "fsdp"}});
+    let untied = json!({"model": {"config": {"tie_word_embeddings": false}}});
+    let norm_test = json!({"schedule": {"kind": "norm-test", "eta": 0.3, "max_batch": 96}});
+    let adapters =
+        json!({"model": {"adapters": true, "lora_rank": 8, "lora_target_modules": ["all-linear"]}});
+    let cases: [(&str, u64, Vec<&Value>); 5] = [
+        ("plain", 1, vec![]),
+        ("measured", 2, vec![&norm_test, &untied]),
+        ("sharded", 2, vec![&fsdp]),
+        ("sharded untied", 3, vec![&fsdp, &untied, &norm_test]),
+        ("adapters", 2, vec![&adapters, &fsdp, &norm_test]),
+    ];
+    for (name, ranks, changes) in cases {
+        let mut spec = small(json!({
+            "determinism": "world",
+            "batch": {"global": 24, "per_device_batch_size": 4},
+            "budget": {"samples": 24},
+            "model": {"config": {
+                "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 3, "vocab_size": 2048,
+                "max_position_embeddings": 128,
+            }},
+            "data": {"sequence_length": 128, "train": [{"path": "synthetic", "synthetic": {"vocabulary": 2048}}]},
+        }));
+        for change in changes {
+            merge(&mut spec, change.clone());
+        }
+        let stated = estimate(Run::of(spec.clone()).recipe(), ranks, 1);
+        let fits = |share: f64| {
+            let limit = ((share * stated.total as f64) as u64).to_string();
+            let run = Run::of(spec.clone());
+            let ranks = ranks.to_string();
+            let output = run.launch(&["--quiet", "--procs", &ranks, "--rank-memory", &limit]);
+            let is_refused = stderr(&output).contains("memory");
+            assert!(output.status.success() || is_refused, "{}", stderr(&output));
+            output.status.success()
+        };
+        assert!(fits(1.01), "{name}: {stated:#?}");
+        assert!(!fits(0.99), "{name}: {stated:#?}");
     }
 }
 
@@ -88,7 +132,7 @@ fn a_rank_needs_the_memory_that_the_plan_states() {
 #[test]
 fn weights_that_do_not_fit_are_reported_without_a_descent() {
     let run = Run::of(small(json!({"parallel": {"strategy": "fsdp"}})));
-    let stated = estimate(run.recipe(), 3);
+    let stated = estimate(run.recipe(), 3, 4);
     let limit = (stated.total - stated.activations).to_string();
     let output = run.launch(&["--quiet", "--procs", "3", "--rank-memory", &limit]);
     assert_eq!(output.status.code(), Some(1), "{output:?}");

@@ -252,11 +252,11 @@ const TRAINER_DETERMINISM: Rule = Rule {
     summary: "the recipe asks for the same bits in every world, and for sums that depend on the world",
     text: include_str!("texts/trainer-determinism.md"),
     wrong: native(
-        "--procs 2",
+        "--gpus 2",
         "  batch: {global: 128, per_device_batch_size: 4}\n  determinism: world\n  schedule: {kind: norm-test, groups: workers}\n",
     ),
     right: native(
-        "--procs 2",
+        "--gpus 2",
         "  batch: {global: 128, per_device_batch_size: 4}\n  determinism: world\n  schedule: {kind: norm-test}\n",
     ),
     check: Check::PlanWarning(trainer_determinism),
@@ -267,7 +267,8 @@ fn trainer_determinism(case: &Case<'_>, findings: &mut Findings<'_>) {
     if spec.determinism != Determinism::World {
         return;
     }
-    if case.request.runner.device() == DeviceKind::Cuda {
+    let runner = case.request.runner;
+    if runner.is_built_in() && runner.device() == DeviceKind::Cuda {
         findings.at(
             &["determinism"],
             "`determinism: world` is of CPUs: the kernels for GPUs add in an order that the world and the micro-batch change",
