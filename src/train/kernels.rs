@@ -75,8 +75,8 @@ pub fn agree(
         None => Ok(expected),
         Some((rank, found)) => Err(TrainError::Kernels {
             rank,
-            found,
-            expected,
+            found: Box::new(found),
+            expected: Box::new(expected),
         }),
     }
 }

@@ -135,8 +135,8 @@ pub enum TrainError {
     )]
     Kernels {
         rank: usize,
-        found: kernels::Kernels,
-        expected: kernels::Kernels,
+        found: Box<kernels::Kernels>,
+        expected: Box<kernels::Kernels>,
     },
     /// The plan splits the batch into other micro-batches than single samples, whose bits depend on each other.
     #[error(
