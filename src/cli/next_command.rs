@@ -217,15 +217,15 @@ pub fn after_refused_plan<'d>(
     }
     let mut more: Vec<String> = Vec::new();
     for error in errors {
-        match &error.next {
-            Next::Command(command) => return Some(command.clone()),
+        match error.next.as_deref() {
+            Some(Next::Command(command)) => return Some(command.clone()),
             // Another world ends them.
             _ if !world.is_empty() && OF_WORLD.contains(&error.rule.as_str()) => {}
             // The user has given them.
-            Next::Words(words) if words.iter().all(|word| typed.words.contains(word)) => {
+            Some(Next::Words(words)) if words.iter().all(|word| typed.words.contains(word)) => {
                 return None;
             }
-            Next::Words(words) => {
+            Some(Next::Words(words)) => {
                 // A script's variable may have the name of a key.
                 let key = |word: &str| word.split_once('=').map(|(key, _)| key.to_owned());
                 let given: Vec<String> = more.iter().filter_map(|word| key(word)).collect();
@@ -235,7 +235,7 @@ pub fn after_refused_plan<'d>(
                     more.extend(words);
                 }
             }
-            Next::Nothing => return None,
+            None => return None,
         }
     }
     (!(more.is_empty() && world.is_empty())).then(|| typed.with(&world, &more))
@@ -473,7 +473,7 @@ mod tests {
         );
         assert_eq!(next(&[a.clone(), plain("wrong-type")]), "");
         let other = Diagnostic {
-            next: Next::Command("cd a && evenkeel plan b.sh".to_owned()),
+            next: Next::command("cd a && evenkeel plan b.sh".to_owned()),
             ..plain("unreadable-file")
         };
         assert_eq!(next(&[a, other]), "cd a && evenkeel plan b.sh");

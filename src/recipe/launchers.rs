@@ -47,6 +47,9 @@ pub(super) fn take_over(
     } = split;
     recipe.launcher_replaced = launcher.is_some() && !is_job;
     recipe.spec.trainer.command = if is_job {
+        // A program takes what its command states, whatever its text says.
+        let without = alone::without_numbers(program.clone(), &argument_keys(&recipe), false);
+        recipe.lacks_batch_arguments &= without == program;
         without_numbers(&recipe, program)
     } else {
         program
@@ -118,8 +121,11 @@ fn without_numbers(recipe: &Recipe, program: Vec<String>) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+    use std::sync::Arc;
+
     use super::*;
-    use crate::recipe::{Setting, read_text};
+    use crate::recipe::{Origin, Setting, read_text};
 
     #[test]
     fn a_command_with_placeholders_for_the_numbers_does_not_change() {
@@ -147,6 +153,32 @@ mod tests {
             of(&format!("{program} 2")),
             "python3 -u ift.py --batch_size 2 {args} {resume_args}"
         );
+    }
+
+    #[test]
+    fn a_program_takes_the_numbers_that_its_command_states() {
+        let lacks = |text: &str, numbers: &str| {
+            let line = format!("torchrun --nproc_per_node 2 train.py {numbers}");
+            let program = (PathBuf::from("train.py"), text.to_owned());
+            let batch = Setting {
+                flag: "--global-batch-size",
+                path: "batch.global",
+                value: "12".to_owned(),
+            };
+            let request = Request {
+                origin: Origin::Snapshot(Arc::new([program].into())),
+                command: line.split(' ').map(str::to_owned).collect(),
+                starts_command: true,
+                settings: vec![batch],
+                ..Request::default()
+            };
+            crate::recipe::read(&request).unwrap().lacks_batch_arguments
+        };
+        let defines = "import argparse\np = argparse.ArgumentParser()\np.add_argument('--width')\np.parse_args()\n";
+        assert!(lacks(defines, "--width 6"));
+        assert!(!lacks(defines, "--per_device_train_batch_size 6"));
+        // It may hand its arguments to another file.
+        assert!(!lacks("from a.cli import main\nmain()\n", "--width 6"));
     }
 
     #[test]

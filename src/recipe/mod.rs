@@ -128,7 +128,7 @@ pub struct Recipe {
     pub(crate) variables: BTreeMap<String, String>,
     /// Evenkeel replaces a launcher at the start of the external trainer's command.
     pub launcher_replaced: bool,
-    /// The text of its program has no argument for the batch numbers, and names no `Trainer`.
+    /// The text of its program defines arguments, none of them for the batch numbers, and names no `Trainer`.
     pub lacks_batch_arguments: bool,
     /// The reader's diagnostics, in file order. Most errors end reading and never occur here; the error for
     /// a missing value on which no batch number depends fails only `plan`.
@@ -265,7 +265,7 @@ fn complete(error: &mut ReadError, request: &Request, launcher: Option<&ReadErro
             .flat_map(|launcher| launcher.errors().filter_map(axes::proposed)),
     );
     let line = request.plan_with(&more);
-    let are_ended = error.errors().all(|found| found.next != Next::Nothing);
+    let are_ended = error.errors().all(|found| found.next.is_some());
     let mut found = error.diagnostics.iter_mut();
     if let Some(first) = found.find(|found| found.is_error() && found.hides_batch) {
         first.help = format!(
@@ -273,7 +273,7 @@ fn complete(error: &mut ReadError, request: &Request, launcher: Option<&ReadErro
             first.help
         );
         if !are_ended {
-            first.next = Next::Command(line);
+            first.next = Next::command(line);
         }
     }
 }

@@ -77,12 +77,12 @@ fn every_variable_that_a_script_lacks_is_in_the_next_command() {
                  --gradient_accumulation_steps $GA --warmup_steps $WARM --eval_strategy $WHEN\n";
     let error = script(lacks).unwrap_err();
     let words: Vec<_> = error.errors().map(|found| found.next.clone()).collect();
-    let given = |name: &str| Next::Words(vec![format!("{name}=VALUE")]);
+    let given = |name: &str| Next::words([format!("{name}=VALUE")]);
     assert_eq!(words, ["BS", "GA", "WARM", "WHEN"].map(given));
     let error = script("python train.py --a $A --b $B --a $A\n").unwrap_err();
     let found = error.errors().next().unwrap();
     let both = ["A=VALUE", "B=VALUE"].map(str::to_owned);
-    assert_eq!(found.next, Next::Words(both.to_vec()));
+    assert_eq!(found.next, Next::words(both.to_vec()));
 }
 
 #[test]
@@ -103,7 +103,7 @@ fn a_line_chooses_one_of_a_scripts_trainings() {
     };
     let refused = of(None).unwrap_err();
     let next: Vec<_> = refused.errors().map(|found| found.next.clone()).collect();
-    assert_eq!(next, [Next::Words(vec!["evenkeel.line=3".to_owned()])]);
+    assert_eq!(next, [Next::words(["evenkeel.line=3"])]);
     for line in ["3", "4"] {
         let batch = of(Some(line)).unwrap().spec.batch;
         assert_eq!(
@@ -145,7 +145,7 @@ fn a_script_that_names_files_from_its_own_folder_is_planned_there() {
         project.display()
     );
     let found = error.errors().next().unwrap();
-    assert_eq!(found.next, Next::Command(next.clone()));
+    assert_eq!(found.next, Next::command(next.clone()));
     assert!(found.help.contains(&next), "{}", found.help);
 }
 

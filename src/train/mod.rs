@@ -18,6 +18,7 @@ mod references;
 pub mod run;
 pub mod schedule;
 mod stacks;
+mod sums;
 mod trainer;
 mod watchdog;
 pub mod weights;

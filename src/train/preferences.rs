@@ -6,7 +6,7 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 
 use super::bits;
-use super::message::Merge;
+use super::sums::Merge;
 use crate::data::Collated;
 use crate::engine::IGNORE;
 use crate::objective::{Judged, Kl, Kto, Likelihood, Orpo, Pair, Said, Sequence, Slope, Step};

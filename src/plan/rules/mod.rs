@@ -244,14 +244,14 @@ impl Findings<'_> {
             help,
             span: Some(span),
             hides_batch: false,
-            next: Next::Nothing,
+            next: None,
         });
     }
 
     /// Says which words of the command end the last finding.
     fn ended_by<W: Into<String>>(&mut self, words: impl IntoIterator<Item = W>) {
         if let Some(last) = self.found.last_mut() {
-            last.next = Next::Words(words.into_iter().map(Into::into).collect());
+            last.next = Next::words(words);
         }
     }
 
@@ -263,7 +263,7 @@ impl Findings<'_> {
             help,
             span: paths.iter().find_map(|path| self.recipe.span(path)),
             hides_batch: false,
-            next: Next::Nothing,
+            next: None,
         });
     }
 }

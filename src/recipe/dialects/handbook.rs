@@ -29,7 +29,7 @@ use crate::recipe::schema::reader::{
 use crate::recipe::schema::reading::Reading;
 use crate::recipe::schema::spec::Objective;
 use crate::recipe::schema::tree::Tree;
-use crate::recipe::syntax::diagnostic::{Diagnostic, Next, Severity};
+use crate::recipe::syntax::diagnostic::{Diagnostic, Severity};
 use crate::recipe::syntax::node::Node;
 use crate::recipe::syntax::source::Span;
 use crate::recipe::syntax::words::Words;
@@ -232,7 +232,7 @@ pub(crate) fn refuse_of_other_versions(
             ),
             span: Some(entry.name_span),
             hides_batch: false,
-            next: Next::Nothing,
+            next: None,
         });
     }
 }

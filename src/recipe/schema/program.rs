@@ -67,12 +67,15 @@ impl Program {
         }
     }
 
-    /// Whether the program's text has no argument for the micro-batch of a `Trainer`, and names none.
+    /// Whether the program's text defines its arguments, none of them for the micro-batch of a `Trainer`, and names none.
+    /// A text without arguments may hand them to another file.
     pub fn lacks_batch_arguments(&self) -> bool {
         let Program::Text(program) = self else {
             return false;
         };
-        !program.takes("per_device_train_batch_size") && !program.may_use_a_trainer()
+        let defines = program.code.contains("add_argument(");
+        let is_strict = defines && !program.code.contains("parse_known_args");
+        is_strict && !program.takes("per_device_train_batch_size") && !program.may_use_a_trainer()
     }
 
     /// Whether the program says that it uses TRL. `None`: its text is not known.

@@ -47,21 +47,30 @@ pub struct Diagnostic {
     /// It says that the batch of a program is not known, which ends with a given global batch.
     #[serde(skip)]
     pub hides_batch: bool,
-    /// What to type to end it.
+    /// What to type to end it. `None`: no word does, and the help says what to change.
     #[serde(skip)]
-    pub next: Next,
+    pub next: Option<Box<Next>>,
 }
 
 /// What ends a problem on the command line.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Next {
-    /// No word does: the help says what to change.
-    #[default]
-    Nothing,
     /// More words of the same command: `GPUS=VALUE`, `--recipe-gpus N`.
     Words(Vec<String>),
     /// Another command.
     Command(String),
+}
+
+impl Next {
+    /// These words of the same command.
+    pub(crate) fn words<W: Into<String>>(words: impl IntoIterator<Item = W>) -> Option<Box<Next>> {
+        let words = words.into_iter().map(Into::into).collect();
+        Some(Box::new(Next::Words(words)))
+    }
+
+    pub(crate) fn command(command: String) -> Option<Box<Next>> {
+        Some(Box::new(Next::Command(command)))
+    }
 }
 
 /// A diagnostic with file, line and column, as `plan -o json` and `check -o json` print it.
@@ -137,7 +146,7 @@ impl Diagnostic {
         words: impl IntoIterator<Item = W>,
     ) -> Diagnostic {
         Diagnostic {
-            next: Next::Words(words.into_iter().map(Into::into).collect()),
+            next: Next::words(words),
             ..self
         }
     }
@@ -161,7 +170,7 @@ impl Diagnostic {
             help: help.into(),
             span,
             hides_batch: false,
-            next: Next::Nothing,
+            next: None,
         }
     }
 

@@ -45,7 +45,7 @@ pub(crate) fn name_script(diagnostics: &mut [Diagnostic], request: &Request) {
             found.help = found
                 .help
                 .replace(&format!("cd {folder}{IN_FOLDER}"), &command);
-            found.next = Next::Command(command);
+            found.next = Next::command(command);
             continue;
         }
         let given = found
@@ -55,7 +55,7 @@ pub(crate) fn name_script(diagnostics: &mut [Diagnostic], request: &Request) {
         if let Some(given) = given
             && found.is_error()
         {
-            found.next = Next::Words(given.split(' ').map(str::to_owned).collect());
+            found.next = Next::words(given.split(' '));
         }
         let named = format!("`{} ", request.plan_with(&[]));
         found.help = found.help.replace(WITH_VALUE, &named);
