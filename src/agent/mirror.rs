@@ -541,23 +541,21 @@ fn absent_parts(
     Ok(absent)
 }
 
-/// Whether the first pods alone have written the whole checkpoints of these generations, each given by its number and its
-/// pods; false if there is none.
-fn only_first_pods_write(
-    bucket: &Bucket,
-    generations: &[(u64, usize)],
-) -> Result<bool, CheckpointError> {
+/// Whether the first pods alone have written the whole checkpoints of these generations; false if there is none.
+fn only_first_pods_write(bucket: &Bucket, generations: &[u64]) -> Result<bool, CheckpointError> {
     let mut found = false;
-    for (generation, members) in generations {
-        let generation = files::generation(*generation);
+    for generation in generations {
+        // A world of one pod shows nothing.
+        let record = started(bucket, *generation)?.filter(|record| record.members.len() > 1);
+        let Some(record) = record else { continue };
+        let (generation, members) = (files::generation(*generation), record.members.len());
         for number in numbers(bucket, &generation)? {
             let prefix = prefix(&generation, number);
-            // A world of one pod shows nothing.
-            if *members < 2 || !is_whole(bucket, &prefix, *members)? {
+            if !is_whole(bucket, &prefix, members)? {
                 continue;
             }
-            for member in 1..*members {
-                let part = part(bucket, &part_key(&prefix, member, *members))?;
+            for member in 1..members {
+                let part = part(bucket, &part_key(&prefix, member, members))?;
                 if part.is_some_and(|part| !part.files.is_empty()) {
                     return Ok(false);
                 }
@@ -643,35 +641,36 @@ pub fn choose(
 ) -> Result<Option<Chosen>, CheckpointError> {
     let mut earlier = bucket_copy::generations(bucket)?;
     earlier.retain(|number| *number < record.number);
-    let mut records = Vec::new();
-    for number in earlier {
-        let key = format!("{}/{}", files::generation(number), files::RECORD);
+    let mut lost = record.lost.clone();
+    let mut is_previous = true;
+    for (index, number) in earlier.iter().enumerate() {
         // Without a record no ranks were started.
-        records.extend(bucket.read_json::<Generation>(&key)?);
-    }
-    let Some(previous) = records.first() else {
-        return Ok(Some(Chosen::default()));
-    };
-    if may_still_add(bucket, record, previous, waited, drain)? {
-        return Ok(None);
-    }
-    let worlds: Vec<_> = (records.iter())
-        .map(|record| (record.number, record.members.len()))
-        .collect();
-    let mut next = record;
-    for (index, of) in records.iter().enumerate() {
-        let generation = files::generation(of.number);
-        let members = of.members.len();
-        let is_lost = |member: &usize| {
-            let pod = of.members[*member].pod.as_ref();
-            *member > 0 && pod.is_some_and(|pod| next.lost.contains(&pod.uid))
+        let Some(found) = started(bucket, *number)? else {
+            continue;
         };
+        if is_previous && may_still_add(bucket, record, &found, waited, drain)? {
+            return Ok(None);
+        }
+        is_previous = false;
+        let generation = files::generation(*number);
+        let members = found.members.len();
+        let is_lost = |member: &usize| {
+            let pod = found.members[*member].pod.as_ref();
+            *member > 0 && pod.is_some_and(|pod| lost.contains(&pod.uid))
+        };
+        // Asked only if a part is absent, and once.
+        let mut only_first = None;
         for number in numbers(bucket, &generation)? {
             let prefix = prefix(&generation, number);
             let without = absent_parts(bucket, &prefix, members)?;
-            if without.is_empty()
-                || without.iter().all(is_lost) && only_first_pods_write(bucket, &worlds[index..])?
-            {
+            let is_whole = if without.is_empty() || !without.iter().all(is_lost) {
+                without.is_empty()
+            } else if let Some(known) = only_first {
+                known
+            } else {
+                *only_first.insert(only_first_pods_write(bucket, &earlier[index..])?)
+            };
+            if is_whole {
                 return Ok(Some(Chosen {
                     prefix: Some(prefix),
                     members,
@@ -686,9 +685,15 @@ pub fn choose(
         {
             return Ok(Some(resumed));
         }
-        next = of;
+        lost = found.lost;
     }
     Ok(Some(Chosen::default()))
+}
+
+/// The record of a generation whose ranks were started.
+fn started(bucket: &Bucket, generation: u64) -> Result<Option<Generation>, BucketError> {
+    let key = format!("{}/{}", files::generation(generation), files::RECORD);
+    bucket.read_json(&key)
 }
 
 impl Chosen {
