@@ -22,6 +22,23 @@ fn estimate(recipe: &Path, ranks: u64, micro_batch: u64) -> MemoryEstimate {
     memory.estimate(ranks, micro_batch)
 }
 
+/// A recipe whose tensors outweigh what a process needs besides them, with these changes.
+fn measured(changes: &[&Value]) -> Value {
+    let mut spec = small(json!({
+        "batch": {"global": 24, "per_device_batch_size": 4},
+        "budget": {"samples": 24},
+        "model": {"config": {
+            "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 3, "vocab_size": 2048,
+            "max_position_embeddings": 128,
+        }},
+        "data": {"sequence_length": 128, "train": [{"path": "synthetic", "synthetic": {"vocabulary": 2048}}]},
+    }));
+    for change in changes {
+        merge(&mut spec, (*change).clone());
+    }
+    spec
+}
+
 /// Whether the first micro-batch fits into a limit.
 fn fits(spec: &Value, ranks: u64, limit: f64) -> bool {
     let run = Run::of(spec.clone());
@@ -65,18 +82,7 @@ fn a_rank_needs_the_memory_that_the_plan_states() {
         ("gpt2", 1, vec![&gpt2, &no_dropout]),
     ];
     for (name, ranks, changes) in cases {
-        let mut spec = small(json!({
-            "batch": {"global": 24, "per_device_batch_size": 4},
-            "budget": {"samples": 24},
-            "model": {"config": {
-                "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 3, "vocab_size": 2048,
-                "max_position_embeddings": 128,
-            }},
-            "data": {"sequence_length": 128, "train": [{"path": "synthetic", "synthetic": {"vocabulary": 2048}}]},
-        }));
-        for change in changes {
-            merge(&mut spec, change.clone());
-        }
+        let spec = measured(&changes);
         let stated = estimate(Run::of(spec.clone()).recipe(), ranks, 4);
         let total = stated.total as f64;
         assert!(fits(&spec, ranks, 1.01 * total), "{name}: {stated:#?}");
@@ -92,6 +98,7 @@ fn a_rank_of_determinism_world_needs_the_memory_that_the_plan_states() {
     let norm_test = json!({"schedule": {"kind": "norm-test", "eta": 0.3, "max_batch": 96}});
     let adapters =
         json!({"model": {"adapters": true, "lora_rank": 8, "lora_target_modules": ["all-linear"]}});
+    let world = json!({"determinism": "world"});
     let cases: [(&str, u64, Vec<&Value>); 5] = [
         ("plain", 1, vec![]),
         ("measured", 2, vec![&norm_test, &untied]),
@@ -100,19 +107,7 @@ fn a_rank_of_determinism_world_needs_the_memory_that_the_plan_states() {
         ("adapters", 2, vec![&adapters, &fsdp, &norm_test]),
     ];
     for (name, ranks, changes) in cases {
-        let mut spec = small(json!({
-            "determinism": "world",
-            "batch": {"global": 24, "per_device_batch_size": 4},
-            "budget": {"samples": 24},
-            "model": {"config": {
-                "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 3, "vocab_size": 2048,
-                "max_position_embeddings": 128,
-            }},
-            "data": {"sequence_length": 128, "train": [{"path": "synthetic", "synthetic": {"vocabulary": 2048}}]},
-        }));
-        for change in changes {
-            merge(&mut spec, change.clone());
-        }
+        let spec = measured(&[&[&world], &changes[..]].concat());
         let stated = estimate(Run::of(spec.clone()).recipe(), ranks, 1);
         let fits = |share: f64| {
             let limit = ((share * stated.total as f64) as u64).to_string();
