@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::bail;
 
 use super::cluster::submit;
-use super::output::{self, say, say_commands};
+use super::output::{self, say, say_next};
 use super::place::{self, Place, Reachable};
 use super::plan::text;
 use super::processes::{Asked, DeviceChoice, Processes};
@@ -415,13 +415,6 @@ fn run_typed(mut args: Args, typed: Vec<String>) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::from(EXIT_REFUSED));
     }
     ended
-}
-
-fn say_next(commands: &[String]) {
-    if !commands.is_empty() {
-        say("next:\n");
-        say_commands(commands);
-    }
 }
 
 /// Reads the recipe with the command and the settings of the external trainer. Without a recipe the command is the job.

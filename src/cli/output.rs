@@ -87,8 +87,13 @@ pub fn say(text: impl Display) {
     }
 }
 
-/// Prints shell commands on standard error, one a line; a backslash ends each line of a longer one.
-pub fn say_commands(commands: &[String]) {
+/// Prints the commands to type next on standard error, if there are any, one a line; a backslash ends each line of a longer
+/// one.
+pub fn say_next(commands: &[String]) {
+    if commands.is_empty() {
+        return;
+    }
+    say("next:\n");
     let width = wrap::columns(io::stderr()).unwrap_or(usize::MAX);
     for command in commands {
         say_as_is(format_args!("{}\n", wrap::command(command, 2, width)));

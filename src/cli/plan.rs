@@ -402,10 +402,8 @@ fn say_next<'d>(
         words: &words,
         overrides,
     };
-    if let Some(next) = next_command::after_refused_plan(errors, counts, &typed) {
-        output::say("next:\n");
-        output::say_commands(&[next]);
-    }
+    let next = next_command::after_refused_plan(errors, counts, &typed);
+    output::say_next(next.as_slice());
 }
 
 fn unreadable(error: &ReadError, args: &Args) -> anyhow::Result<ExitCode> {
