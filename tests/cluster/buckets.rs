@@ -223,8 +223,8 @@ fn a_lost_node_costs_no_checkpoint_that_the_first_pod_has_saved() {
         .unwrap();
     let first = members[0]["pod"]["node"].as_str().unwrap();
     let node = Some(node_without_controller()).filter(|node| node != first);
-    let others = members[1..].iter().map(|member| &member["pod"]["node"]);
-    let node = node.unwrap_or_else(|| others.last().unwrap().as_str().unwrap().to_owned());
+    let mut others = members[1..].iter().map(|member| &member["pod"]["node"]);
+    let node = node.unwrap_or_else(|| others.next_back().unwrap().as_str().unwrap().to_owned());
     let lost = Instant::now();
     {
         let _restored = restored("kit", &["return", &node]);
