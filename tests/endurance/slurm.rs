@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::Duration;
 
@@ -19,6 +19,9 @@ const PROGRAMS: [&str; 3] = [
     "/usr/sbin/munged",
 ];
 
+/// How long a requeued job waits before it can start again; Slurm's default is 120.
+const REQUEUE_SECONDS: u64 = 20;
+
 /// Nodes n1, n2 and so on, and their controller beside the launchers.
 struct Cluster(Lab);
 
@@ -32,7 +35,7 @@ impl Cluster {
             .collect();
         let conf = format!(
             "ClusterName=lab\nSlurmctldHost=ctl(10.9.0.254)\nSlurmUser=root\nSlurmdUser=root\n\
-             AuthInfo=socket={place}/munge/socket\nStateSaveLocation={place}/state\nSlurmdSpoolDir={place}/spool.%n\n\
+             AuthInfo=socket={place}/munge/socket,cred_expire={REQUEUE_SECONDS}\nStateSaveLocation={place}/state\nSlurmdSpoolDir={place}/spool.%n\n\
              SlurmctldPidFile={place}/ctl.pid\nSlurmdPidFile={place}/%n.pid\nSlurmctldLogFile={place}/ctl.log\n\
              SlurmdLogFile={place}/%n.log\nProctrackType=proctrack/linuxproc\nTaskPlugin=task/none\nMpiDefault=none\n\
              SelectType=select/cons_tres\nSelectTypeParameters=CR_Core\nReturnToService=2\nSlurmdTimeout=20\n\
@@ -316,6 +319,42 @@ fn a_submitted_run_takes_the_nodes_that_slurm_gives_and_outlives_its_jobs() {
     lab.hosts().for_each(|node| lab.wait_for_none(node));
 }
 
+/// Submits a run on these nodes, with further options. Returns the name of its first job, and the file of that one's output.
+fn submitted(cluster: &Cluster, run: &Run, options: &[&str]) -> (String, PathBuf) {
+    let log = run.scratch().join("job.log");
+    let output = format!("--sbatch=--output={}", log.display());
+    let launch = [&["--on", "slurm", &output], options].concat();
+    let submitted = run.launch_in(&cluster.0.inside(), &launch);
+    assert!(submitted.status.success(), "{}", stderr(&submitted));
+    let first = wait_for("the first job", || cluster.queue().into_keys().next());
+    (first, log)
+}
+
+#[test]
+fn a_requeued_run_keeps_its_nodes_and_a_cancelled_one_gives_them_back() {
+    if !is_possible(&PROGRAMS) {
+        return;
+    }
+    let spec = json!({"budget": {"samples": 100_000_000}, "checkpoint": {"every_samples": 2400}});
+    let cluster = Cluster::of(2);
+    let run = Run::of(small(spec)).with_environment(cluster.environment());
+    let (first, log) = submitted(&cluster, &run, &["--nodes", "2"]);
+    let said = || fs::read_to_string(&log).unwrap_or_default();
+    let before = wait_for_world(&run, 0, 2);
+    let further = || cluster.queue()[&format!("{first}-node-1")].clone();
+    let kept = further();
+    cluster.asked("scontrol", &["requeue", &running_job(&cluster, &first)]);
+    wait_for_world(&run, before, 2);
+    assert_eq!(further(), kept, "{}", said());
+    cluster.asked("scancel", &[&running_job(&cluster, &first)]);
+    cluster.wait_for_empty_queue();
+    assert_eq!(run.prove()["proved"], true, "{}", said());
+    cluster
+        .0
+        .hosts()
+        .for_each(|node| cluster.0.wait_for_none(node));
+}
+
 /// What a fault did to the steps of a run, from the generation before it to the next one that has taken a step.
 fn cost(run: &Run, before: u64) -> String {
     let last = run.generation_steps(before).pop().unwrap();
@@ -340,12 +379,7 @@ fn ten_faults_of_slurm_in_a_row_leave_an_exact_ledger() {
     let lab = &cluster.0;
     let spec = json!({"budget": {"samples": 100_000_000}, "checkpoint": {"every_samples": 2400}});
     let run = Run::of(small(spec)).with_environment(cluster.environment());
-    let log = run.scratch().join("job.log");
-    let output = format!("--sbatch=--output={}", log.display());
-    let launch = ["--on", "slurm", "--nodes", "3", &output];
-    let submitted = run.launch_in(&lab.inside(), &launch);
-    assert!(submitted.status.success(), "{}", stderr(&submitted));
-    let first = wait_for("the first job", || cluster.queue().into_keys().next());
+    let (first, _) = submitted(&cluster, &run, &["--nodes", "3"]);
     let further = |number: u32| format!("{first}-node-{number}");
     let number_of = |name: &str| cluster.queue()[name].clone();
     let now = std::cell::Cell::new(wait_for_world(&run, 0, 3));
@@ -379,6 +413,7 @@ fn ten_faults_of_slurm_in_a_row_leave_an_exact_ledger() {
     println!("Slurm's controller is gone for a minute: no world changes");
     assert_eq!(run.worlds().len() as u64, now.get());
     let job = number_of(&first);
+    let kept = [1, 2].map(|number| number_of(&further(number)));
     run.signal_launcher(Signal::KILL);
     after(
         "the launcher is killed; the next job resumes",
@@ -388,6 +423,7 @@ fn ten_faults_of_slurm_in_a_row_leave_an_exact_ledger() {
     assert_ne!(running_job(&cluster, &first), job);
     cluster.asked("scontrol", &["requeue", &running_job(&cluster, &first)]);
     after("the first job is requeued", 3, &by_itself);
+    assert_eq!([1, 2].map(|number| number_of(&further(number))), kept);
     let job = running_job(&cluster, &first);
     cluster.asked("scancel", &["--batch", "--signal=TERM", &job]);
     after("the first job's time limit is announced", 3, &by_itself);
