@@ -325,7 +325,7 @@ fn hosts_join_and_leave_a_run_on_request() {
     assert!(said.ends_with(&next), "{said}");
     let suspended = |generation| {
         run.wait_for_steps(generation, 5);
-        let output = run.call_in(&inside, "suspend");
+        let output = run.call_in(&inside, "suspend", &[]);
         assert!(output.status.success(), "{}", stderr(&output));
     };
     let resume = || {

@@ -303,7 +303,7 @@ fn a_submitted_run_takes_the_nodes_that_slurm_gives_and_outlives_its_jobs() {
         (cluster.state(&job) != "RUNNING").then_some(())
     });
     wait_for_world(&run, two, 2);
-    let suspended = run.call_in(&inside, "suspend");
+    let suspended = run.call_in(&inside, "suspend", &[]);
     assert!(suspended.status.success(), "{}", stderr(&suspended));
     cluster.wait_for_empty_queue();
     let proof = run.prove();
@@ -331,7 +331,7 @@ fn submitted(cluster: &Cluster, run: &Run, options: &[&str]) -> (String, PathBuf
 }
 
 #[test]
-fn a_requeued_run_keeps_its_nodes_and_a_cancelled_one_gives_them_back() {
+fn a_requeued_run_keeps_its_nodes_and_a_cancelled_one_is_resumed_on_others() {
     if !is_possible(&PROGRAMS) {
         return;
     }
@@ -340,13 +340,34 @@ fn a_requeued_run_keeps_its_nodes_and_a_cancelled_one_gives_them_back() {
     let run = Run::of(small(spec)).with_environment(cluster.environment());
     let (first, log) = submitted(&cluster, &run, &["--nodes", "2"]);
     let said = || fs::read_to_string(&log).unwrap_or_default();
-    let before = wait_for_world(&run, 0, 2);
+    let two = wait_for_world(&run, 0, 2);
     let further = || cluster.queue()[&format!("{first}-node-1")].clone();
     let kept = further();
     cluster.asked("scontrol", &["requeue", &running_job(&cluster, &first)]);
-    wait_for_world(&run, before, 2);
+    let two = wait_for_world(&run, two, 2);
     assert_eq!(further(), kept, "{}", said());
     cluster.asked("scancel", &[&running_job(&cluster, &first)]);
+    cluster.wait_for_empty_queue();
+
+    let inside = cluster.0.inside();
+    let call = |name: &str, options: &[&str]| {
+        let output = run.call_in(&inside, name, options);
+        assert!(output.status.success(), "{}\n{}", stderr(&output), said());
+    };
+    let refused = stderr(&run.call_in(&inside, "resume", &["--procs", "3"]));
+    let expected = "error: 3 processes need 3 nodes, and --nodes is 2; add `--nodes 3`, or use `--procs` for fewer\n";
+    assert!(refused.ends_with(expected), "{refused}");
+    call("resume", &["--nodes", "1"]);
+    let one = wait_for_world(&run, two, 1);
+    call("suspend", &[]);
+    cluster.wait_for_empty_queue();
+    // One rank needs no further node, until there are more.
+    call("resume", &["--procs", "1"]);
+    let one = wait_for_world(&run, one, 1);
+    assert!(cluster.queue().keys().all(|name| *name == first));
+    call("resize", &["2"]);
+    wait_for_world(&run, one, 2);
+    call("cancel", &[]);
     cluster.wait_for_empty_queue();
     assert_eq!(run.prove()["proved"], true, "{}", said());
     cluster
@@ -435,7 +456,7 @@ fn ten_faults_of_slurm_in_a_row_leave_an_exact_ledger() {
     cluster.preempt(node_of(&cluster, &first));
     after("the first job is preempted", 3, &by_itself);
 
-    let suspended = run.call_in(&lab.inside(), "suspend");
+    let suspended = run.call_in(&lab.inside(), "suspend", &[]);
     assert!(suspended.status.success(), "{}", stderr(&suspended));
     cluster.wait_for_empty_queue();
     let proof = run.prove();
@@ -527,7 +548,7 @@ fn what_slurm_cannot_give_is_refused_and_what_waits_can_be_cancelled() {
     assert!(submitted.status.success(), "{}", stderr(&submitted));
     let job = cluster.queue().into_values().next().unwrap();
     let waits = format!("job {job}, PENDING (");
-    let status = run.call_in(&inside, "status");
+    let status = run.call_in(&inside, "status", &[]);
     let shown = String::from_utf8(status.stdout).unwrap();
     let expected = format!("{}: queued: {waits}", run.out().display());
     assert!(shown.starts_with(&expected), "{shown}");
@@ -535,9 +556,9 @@ fn what_slurm_cannot_give_is_refused_and_what_waits_can_be_cancelled() {
     let list = cluster.call(program, &["list", "--local"]);
     let shown = String::from_utf8(list.stdout).unwrap();
     assert!(shown.contains(&waits), "{shown}");
-    let logs = stderr(&run.call_in(&inside, "logs"));
+    let logs = stderr(&run.call_in(&inside, "logs", &[]));
     assert!(logs.contains(&format!(" has not begun: {waits}")), "{logs}");
-    let cancelled = run.call_in(&inside, "cancel");
+    let cancelled = run.call_in(&inside, "cancel", &[]);
     assert!(cancelled.status.success(), "{}", stderr(&cancelled));
     cluster.wait_for_empty_queue();
 }
