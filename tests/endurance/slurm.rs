@@ -13,21 +13,77 @@ use serde_json::json;
 use super::lab::{Lab, is_possible, sh};
 use super::support::{Run, same_losses, small, stderr, wait_for};
 
-const PROGRAMS: [&str; 3] = [
+const PROGRAMS: [&str; 5] = [
     "/usr/sbin/slurmctld",
     "/usr/sbin/slurmd",
     "/usr/sbin/munged",
+    "/usr/sbin/slurmdbd",
+    "/usr/sbin/mariadbd",
 ];
 
 /// How long a requeued job waits before it can start again; Slurm's default is 120.
 const REQUEUE_SECONDS: u64 = 20;
 
 /// Nodes n1, n2 and so on, and their controller beside the launchers.
-struct Cluster(Lab);
+struct Cluster {
+    lab: Lab,
+    preemption: Preemption,
+}
+
+/// Which jobs take the nodes of others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Preemption {
+    /// Those of the partition `urgent`.
+    Partition,
+    /// Those of the QOS `high`.
+    Qos { notice: Notice },
+}
+
+/// What a preempted job hears before it ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Notice {
+    None,
+    /// The signal that it has asked for before its time limit, half a minute before.
+    Signal,
+}
+
+impl Preemption {
+    /// The lines of `slurm.conf`.
+    fn conf(self, place: &Path) -> String {
+        let place = place.display();
+        let of_qos = format!(
+            "PreemptType=preempt/qos\nAccountingStorageType=accounting_storage/slurmdbd\n\
+             AccountingStorageHost=10.9.0.254\nAccountingStoragePass={place}/munge/socket\n\
+             AccountingStorageEnforce=qos\n"
+        );
+        match self {
+            Preemption::Partition => "PreemptType=preempt/partition_prio\n".to_owned(),
+            Preemption::Qos {
+                notice: Notice::None,
+            } => of_qos,
+            Preemption::Qos {
+                notice: Notice::Signal,
+            } => format!("{of_qos}SlurmctldParameters=preempt_send_user_signal\n"),
+        }
+    }
+
+    /// The option of a job that takes the nodes of others.
+    fn option(self) -> &'static str {
+        match self {
+            Preemption::Partition => "--partition=urgent",
+            Preemption::Qos { .. } => "--qos=high",
+        }
+    }
+}
 
 impl Cluster {
     fn of(nodes: u32) -> Cluster {
+        Cluster::with(nodes, Preemption::Partition)
+    }
+
+    fn with(nodes: u32, preemption: Preemption) -> Cluster {
         let lab = Lab::of(nodes);
+        let preempts = preemption.conf(lab.place());
         let place = lab.place().display();
         let nodes: String = lab
             .hosts()
@@ -39,13 +95,13 @@ impl Cluster {
              SlurmctldPidFile={place}/ctl.pid\nSlurmdPidFile={place}/%n.pid\nSlurmctldLogFile={place}/ctl.log\n\
              SlurmdLogFile={place}/%n.log\nProctrackType=proctrack/linuxproc\nTaskPlugin=task/none\nMpiDefault=none\n\
              SelectType=select/cons_tres\nSelectTypeParameters=CR_Core\nReturnToService=2\nSlurmdTimeout=20\n\
-             SlurmdParameters=config_overrides\nPreemptType=preempt/partition_prio\nPreemptMode=REQUEUE\n{nodes}\
+             SlurmdParameters=config_overrides\n{preempts}PreemptMode=REQUEUE\n{nodes}\
              PartitionName=main Nodes=ALL Default=YES State=UP PriorityTier=1\n\
              PartitionName=urgent Nodes=ALL State=UP PriorityTier=9 PreemptMode=OFF\n"
         );
         fs::write(lab.file("slurm.conf"), conf).unwrap();
         fs::write(lab.file("cgroup.conf"), "CgroupPlugin=cgroup/v1\n").unwrap();
-        let cluster = Cluster(lab);
+        let cluster = Cluster { lab, preemption };
         sh(&format!(
             "mkdir -p {place}/munge {place}/state
              chmod 711 {place} {place}/munge
@@ -53,18 +109,66 @@ impl Cluster {
              chmod 400 {place}/munge/key
              munged --force --socket={place}/munge/socket --key-file={place}/munge/key --pid-file={place}/munge/pid \
                  --log-file={place}/munge/log --seed-file={place}/munge/seed",
-            place = cluster.0.place().display()
+            place = cluster.lab.place().display()
         ));
+        if let Preemption::Qos { notice } = preemption {
+            cluster.start_database(notice);
+        }
         cluster.start_controller();
-        cluster.0.hosts().for_each(|node| cluster.start(node));
+        cluster.lab.hosts().for_each(|node| cluster.start(node));
         cluster.wait_for_idle();
         cluster
     }
 
     fn start_controller(&self) {
-        let command = ["--uts", "sh", "-c", "hostname ctl; exec slurmctld"];
-        let controller = self.call("unshare", &command);
-        assert!(controller.status.success(), "{}", stderr(&controller));
+        self.start_on_controller("slurmctld");
+    }
+
+    /// Starts a daemon that wants to be on the controller's host.
+    fn start_on_controller(&self, daemon: &str) {
+        let command = format!("hostname ctl; exec {daemon}");
+        let started = self.call("unshare", &["--uts", "sh", "-c", &command]);
+        assert!(started.status.success(), "{daemon}: {}", stderr(&started));
+    }
+
+    /// Starts `slurmdbd` with a database of its own, which has the QOS `low` of all jobs, and `high`. They end with the lab.
+    fn start_database(&self, notice: Notice) {
+        let place = self.lab.place().display();
+        let conf = format!(
+            "DbdHost=ctl\nDbdAddr=10.9.0.254\nSlurmUser=root\nAuthInfo=socket={place}/munge/socket\n\
+             StorageType=accounting_storage/mysql\nStorageHost=127.0.0.1\nStorageUser=root\n\
+             PidFile={place}/dbd.pid\nLogFile={place}/dbd.log\n"
+        );
+        fs::write(self.lab.file("slurmdbd.conf"), conf).unwrap();
+        sh(&format!(
+            "chmod 600 {place}/slurmdbd.conf
+             mkdir {place}/db
+             server='mariadbd --no-defaults --user=root --datadir={place}/db --innodb-buffer-pool-size=16M'
+             printf 'create database mysql;\\nuse mysql;\\n' |
+                 cat - /usr/share/mysql/mysql_system_tables.sql | $server --bootstrap >{place}/db.log 2>&1
+             {inside} $server --socket={place}/db.socket --bind-address=127.0.0.1 --skip-grant-tables --skip-name-resolve \
+                 >>{place}/db.log 2>&1 &",
+            inside = self.lab.inside().join(" ")
+        ));
+        wait_for("the database", || {
+            self.lab.file("db.socket").exists().then_some(())
+        });
+        self.start_on_controller("slurmdbd");
+        wait_for("Slurm's database", || {
+            let added = self.call("sacctmgr", &["--immediate", "add", "cluster", "lab"]);
+            added.status.success().then_some(())
+        });
+        let grace = match notice {
+            Notice::None => "gracetime=0",
+            Notice::Signal => "gracetime=30",
+        };
+        let change = |words: &str| {
+            let words: Vec<&str> = words.split(' ').collect();
+            self.asked("sacctmgr", &[&["--immediate"], &words[..]].concat());
+        };
+        change(&format!("add qos low {grace}"));
+        change("add qos high preempt=low");
+        change("modify user root set qos+=low,high defaultqos=low");
     }
 
     /// Waits until all nodes are idle.
@@ -75,27 +179,27 @@ impl Cluster {
                 &["--noheader", "--partition=main", "--Node", "--format=%t"],
             );
             let idle = states.lines().filter(|state| state.trim() == "idle");
-            (idle.count() == self.0.hosts().count()).then_some(())
+            (idle.count() == self.lab.hosts().count()).then_some(())
         });
     }
 
     /// Starts the daemon of a node, which wants a mounted cgroup and uses none.
     fn start(&self, node: u32) {
-        let place = self.0.place().display();
+        let place = self.lab.place().display();
         let daemon = format!(
             "mkdir -p {place}/spool.n{node}; mount -t tmpfs none /sys/fs/cgroup; hostname n{node}
              SLURM_CONF={place}/slurm.conf slurmd"
         );
-        self.0.on(node, &daemon);
+        self.lab.on(node, &daemon);
     }
 
     /// Runs a command of Slurm beside the controller.
     fn call(&self, program: &str, arguments: &[&str]) -> Output {
-        let [ip, netns, exec, name] = self.0.inside();
+        let [ip, netns, exec, name] = self.lab.inside();
         Command::new(ip)
             .args([netns, exec, name, program])
             .args(arguments)
-            .env("SLURM_CONF", self.0.file("slurm.conf"))
+            .env("SLURM_CONF", self.lab.file("slurm.conf"))
             .output()
             .unwrap()
     }
@@ -112,7 +216,7 @@ impl Cluster {
 
     /// Submits a job of all nodes that launches a run, with its output in a file. Returns its number.
     fn submit(&self, run: &Run, log: &Path) -> String {
-        let nodes = self.0.hosts().count().to_string();
+        let nodes = self.lab.hosts().count().to_string();
         let script = format!(
             "exec {} launch {} --on slurm --out {}",
             env!("CARGO_BIN_EXE_evenkeel"),
@@ -134,7 +238,7 @@ impl Cluster {
 
     /// The variables of commands that ask Slurm.
     fn environment(&self) -> BTreeMap<String, String> {
-        let conf = self.0.file("slurm.conf").display().to_string();
+        let conf = self.lab.file("slurm.conf").display().to_string();
         [("SLURM_CONF".to_owned(), conf)].into()
     }
 
@@ -149,7 +253,11 @@ impl Cluster {
     /// Takes a node from its job for 20 s, by a job of a higher priority.
     fn preempt(&self, node: u32) {
         let node = format!("--nodelist=n{node}");
-        let urgent = ["--partition=urgent", "--exclusive", "--output=/dev/null"];
+        let urgent = [
+            self.preemption.option(),
+            "--exclusive",
+            "--output=/dev/null",
+        ];
         self.asked(
             "sbatch",
             &[&urgent[..], &[&node, "--wrap=sleep 20"]].concat(),
@@ -171,7 +279,7 @@ impl Cluster {
 impl Drop for Cluster {
     fn drop(&mut self) {
         // It has no network, so it is not among the processes of the lab.
-        let pid = fs::read_to_string(self.0.file("munge/pid")).unwrap_or_default();
+        let pid = fs::read_to_string(self.lab.file("munge/pid")).unwrap_or_default();
         let _ = Command::new("kill").args(["-9", pid.trim()]).status();
     }
 }
@@ -188,7 +296,7 @@ fn a_job_of_slurm_outlives_a_node_and_a_preemption() {
     assert!(output.status.success(), "{}", stderr(&output));
 
     let cluster = Cluster::of(3);
-    let lab = &cluster.0;
+    let lab = &cluster.lab;
     let run = Run::of(spec());
     let log = run.scratch().join("launch.log");
     let job = cluster.submit(&run, &log);
@@ -250,7 +358,7 @@ fn a_submitted_run_takes_the_nodes_that_slurm_gives_and_outlives_its_jobs() {
     // It trains until it is suspended: how long Slurm takes is not known.
     let spec = json!({"budget": {"samples": 100_000_000}, "checkpoint": {"every_samples": 2400}});
     let cluster = Cluster::of(3);
-    let lab = &cluster.0;
+    let lab = &cluster.lab;
     let run = Run::of(small(spec)).with_environment(cluster.environment());
     let log = run.scratch().join("job.log");
     let output = format!("--sbatch=--output={}", log.display());
@@ -324,7 +432,7 @@ fn submitted(cluster: &Cluster, run: &Run, options: &[&str]) -> (String, PathBuf
     let log = run.scratch().join("job.log");
     let output = format!("--sbatch=--output={}", log.display());
     let launch = [&["--on", "slurm", &output], options].concat();
-    let submitted = run.launch_in(&cluster.0.inside(), &launch);
+    let submitted = run.launch_in(&cluster.lab.inside(), &launch);
     assert!(submitted.status.success(), "{}", stderr(&submitted));
     let first = wait_for("the first job", || cluster.queue().into_keys().next());
     (first, log)
@@ -349,7 +457,7 @@ fn a_requeued_run_keeps_its_nodes_and_a_cancelled_one_is_resumed_on_others() {
     cluster.asked("scancel", &[&running_job(&cluster, &first)]);
     cluster.wait_for_empty_queue();
 
-    let inside = cluster.0.inside();
+    let inside = cluster.lab.inside();
     let call = |name: &str, options: &[&str]| {
         let output = run.call_in(&inside, name, options);
         assert!(output.status.success(), "{}\n{}", stderr(&output), said());
@@ -371,9 +479,61 @@ fn a_requeued_run_keeps_its_nodes_and_a_cancelled_one_is_resumed_on_others() {
     cluster.wait_for_empty_queue();
     assert_eq!(run.prove()["proved"], true, "{}", said());
     cluster
-        .0
+        .lab
         .hosts()
-        .for_each(|node| cluster.0.wait_for_none(node));
+        .for_each(|node| cluster.lab.wait_for_none(node));
+}
+
+/// A run at a low QOS loses a further node and then its first job to jobs of a higher one.
+fn outlives_a_higher_qos(notice: Notice) {
+    if !is_possible(&PROGRAMS) {
+        return;
+    }
+    let spec = json!({"budget": {"samples": 100_000_000}, "checkpoint": {"every_samples": 2400}});
+    let cluster = Cluster::with(2, Preemption::Qos { notice });
+    let run = Run::of(small(spec)).with_environment(cluster.environment());
+    let (first, log) = submitted(&cluster, &run, &["--nodes", "2", "--qos", "low"]);
+    let two = wait_for_world(&run, 0, 2);
+    cluster.preempt(node_of(&cluster, &format!("{first}-node-1")));
+    let one = wait_for_world(&run, two, 1);
+    println!("a further node's job is preempted: {}", cost(&run, two));
+    let two = wait_for_world(&run, one, 2);
+    let job = running_job(&cluster, &first);
+    cluster.preempt(node_of(&cluster, &first));
+    wait_for_world(&run, two, 2);
+    println!("the first job is preempted: {}", cost(&run, two));
+    let said = fs::read_to_string(&log).unwrap();
+    // One that could commit has ended, and the next job continues; another one waits in the queue again.
+    let is_same = running_job(&cluster, &first) == job;
+    assert_eq!(is_same, notice == Notice::None, "{said}");
+    let waiting = ["--noheader", "--format=%T", "--name", &first];
+    let mut states: Vec<_> =
+        (cluster.asked("squeue", &waiting).lines().map(str::to_owned)).collect();
+    states.sort();
+    assert_eq!(states, ["PENDING", "RUNNING"], "{said}");
+    let suspended = run.call_in(&cluster.lab.inside(), "suspend", &[]);
+    assert!(suspended.status.success(), "{}\n{said}", stderr(&suspended));
+    cluster.wait_for_empty_queue();
+    let proof = run.prove();
+    assert_eq!(proof["proved"], true, "{proof}");
+    let mut formulas = run.proofs().into_iter();
+    assert!(formulas.all(|formula| formula.ends_with(" = 12")));
+    cluster
+        .lab
+        .hosts()
+        .for_each(|node| cluster.lab.wait_for_none(node));
+}
+
+#[test]
+#[ignore = "takes minutes: scripts/nightly.sh"]
+fn a_run_outlives_jobs_of_a_higher_qos() {
+    outlives_a_higher_qos(Notice::None);
+}
+
+#[test]
+#[ignore = "takes minutes: scripts/nightly.sh"]
+fn a_run_outlives_announced_jobs_of_a_higher_qos() {
+    outlives_a_higher_qos(Notice::Signal);
 }
 
 /// What a fault did to the steps of a run, from the generation before it to the next one that has taken a step.
@@ -397,7 +557,7 @@ fn ten_faults_of_slurm_in_a_row_leave_an_exact_ledger() {
         return;
     }
     let cluster = Cluster::of(3);
-    let lab = &cluster.0;
+    let lab = &cluster.lab;
     let spec = json!({"budget": {"samples": 100_000_000}, "checkpoint": {"every_samples": 2400}});
     let run = Run::of(small(spec)).with_environment(cluster.environment());
     let (first, _) = submitted(&cluster, &run, &["--nodes", "3"]);
@@ -493,7 +653,7 @@ fn what_slurm_cannot_give_is_refused_and_what_waits_can_be_cancelled() {
         return;
     }
     let cluster = Cluster::of(1);
-    let inside = cluster.0.inside();
+    let inside = cluster.lab.inside();
     let run = Run::of(small(json!({}))).with_environment(cluster.environment());
     let refused = |arguments: &[&str], said: &str| {
         let output = run.launch_in(&inside, arguments);
