@@ -22,6 +22,8 @@ finish() {
   exit $code
 }
 trap finish EXIT
+# One scenario also trains on hosts by SSH and on Slurm.
+scripts/hosts.sh
 # Builds the binary together with the tests: a separate build would recompile half of its dependencies.
 cargo test --locked --workspace --test cluster --no-run
 scripts/cluster-up.sh target/debug/evenkeel
