@@ -127,7 +127,7 @@ impl Cluster {
         assert!(started.status.success(), "{daemon}: {}", stderr(&started));
     }
 
-    /// Starts `slurmdbd` with a database of its own, which has the QOS `low` of all jobs, and `high`. They end with the lab.
+    /// Starts `slurmdbd` and its database, with the QOS `low` of all jobs, and `high`. They end with the lab.
     fn start_database(&self, notice: Notice) {
         let place = self.lab.place().display();
         let conf = format!(

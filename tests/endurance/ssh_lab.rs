@@ -5,7 +5,7 @@ use std::fs;
 
 use super::lab::{Lab, sh};
 
-/// OpenSSH's server.
+/// What [`Servers`] need.
 pub const SSHD: &str = "/usr/sbin/sshd";
 
 /// Hosts with SSH servers.
