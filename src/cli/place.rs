@@ -163,12 +163,13 @@ impl Asked {
 
     /// The processes with which hosts begin that have these slots: fewer until Slurm gives further nodes.
     fn to_begin(self, hosts: &Hosts, slots: u64) -> Asked {
-        let fit = |procs: u64| match hosts.may_grow() {
-            true => procs.min(slots.max(1)),
-            false => procs,
+        let most = if hosts.may_grow() {
+            slots.max(1)
+        } else {
+            u64::MAX
         };
         Asked {
-            procs: self.procs.map(fit),
+            procs: self.procs.map(|procs| procs.min(most)),
             ..self
         }
     }
