@@ -25,6 +25,8 @@ trap finish EXIT
 # Builds the binary together with the tests: a separate build would recompile half of its dependencies.
 cargo test --locked --workspace --test cluster --no-run
 scripts/cluster-up.sh target/debug/evenkeel
+# One scenario also trains on hosts by SSH and on Slurm.
+scripts/hosts.sh
 helm lint --quiet charts/evenkeel
 scripts/manifests.sh --check
 kubectl kustomize manifests/overlays/single >/dev/null

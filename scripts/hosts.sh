@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
-# Installs what the tests of other hosts need on Debian, as root: OpenSSH's server, Slurm, ip of iproute2, and wrong clocks.
+# Installs what the tests of other hosts need on Debian, as root: OpenSSH's server, Slurm with its database, ip of iproute2,
+# and wrong clocks.
 set -euo pipefail
-if [ -x /usr/sbin/sshd ] && [ -x /usr/sbin/slurmctld ] && [ -x /usr/sbin/munged ] && [ -x /usr/sbin/ip ] &&
+if [ -x /usr/sbin/sshd ] && [ -x /usr/sbin/slurmctld ] && [ -x /usr/sbin/slurmdbd ] && [ -x /usr/sbin/mariadbd ] &&
+  [ -x /usr/sbin/munged ] && [ -x /usr/sbin/ip ] &&
   [ -e /usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1 ]; then
   exit
 fi
@@ -9,4 +11,5 @@ fi
 export DEBIAN_FRONTEND=noninteractive RUNLEVEL=1
 apt=(apt-get -qq -o DPkg::Lock::Timeout=900)
 "${apt[@]}" update
-"${apt[@]}" install -y --no-install-recommends openssh-server slurm-wlm munge iproute2 libfaketime >/dev/null
+"${apt[@]}" install -y --no-install-recommends openssh-server slurm-wlm slurmdbd mariadb-server-core munge iproute2 \
+  libfaketime >/dev/null

@@ -64,7 +64,7 @@ scripts/cluster-tests.sh --ignored || code=$?
 if [ -z "${EVENKEEL_UPSTREAM:-}" ]; then
   echo "SKIPPED: the commands of the handbook's and transformers' READMEs (set EVENKEEL_UPSTREAM)"
 fi
-cargo test --locked --workspace --test endurance -- --ignored --nocapture readmes a_program_with_dcp ten_faults_of_slurm
+cargo test --locked --workspace --test endurance -- --ignored --nocapture readmes a_program_with_dcp ten_faults_of_slurm higher_qos
 
 # What the wheels of TRL and transformers say about their fields; a new version of them fails here.
 python3 scripts/upstream-versions.py --check

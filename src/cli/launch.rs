@@ -244,14 +244,24 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     run_typed(args, typed())
 }
 
-/// Resumes the run in `out` with the words of its launch, on `procs` processes, and on these hosts if they have changed.
-pub fn again(
-    typed: Vec<String>,
-    out: &Path,
-    procs: Option<u64>,
-    hosts: Option<String>,
-) -> anyhow::Result<ExitCode> {
-    let mut args = parse_launch(&typed)?;
+/// What a resume changes of a launch.
+pub struct Changes {
+    /// Number of processes.
+    pub procs: Option<u64>,
+    /// Number of nodes that Slurm gives.
+    pub nodes: Option<u64>,
+    /// Hosts, as after `--on ssh:`.
+    pub hosts: Option<String>,
+}
+
+/// Resumes the run in `out` with the words of its launch.
+pub fn again(typed: &[String], out: &Path, changes: Changes) -> anyhow::Result<ExitCode> {
+    let Changes {
+        procs,
+        nodes,
+        hosts,
+    } = changes;
+    let mut args = parse_launch(typed)?;
     if let (Some(Place::Ssh(listed)), Some(hosts)) = (&mut args.on, hosts) {
         *listed = hosts;
     }
@@ -262,7 +272,25 @@ pub fn again(
         args.procs = procs;
         args.options.gpus = None;
     }
-    run_typed(args, typed)
+    let mut words = typed.to_vec();
+    if args.place() == Place::Slurm {
+        args.options.nodes = nodes.or(args.options.nodes);
+        // The jobs launch with these words.
+        for (option, value) in [("--procs", procs), ("--nodes", nodes)] {
+            let typed = next_command::Typed {
+                words: &words,
+                overrides: &[],
+            };
+            if let Some(value) = value {
+                words = typed.replaced(&[option], &[option.to_owned(), value.to_string()]);
+            }
+        }
+    } else if nodes.is_some() {
+        bail!(
+            "`--nodes` changes the nodes of a run on Slurm, and this one is elsewhere; use `--procs` for its processes"
+        );
+    }
+    run_typed(args, words)
 }
 
 /// `typed`: the words after the program's name.
@@ -324,14 +352,9 @@ fn run_typed(mut args: Args, typed: Vec<String>) -> anyhow::Result<ExitCode> {
         refuse_for_trainer(&args, &recipe)?;
     }
     if let (Place::Slurm, false, Some(nodes)) = (&place, slurm::is_inside(), from.options.nodes) {
-        let here = [
-            ("--procs", args.procs.is_some()),
-            ("--log", args.log != Log::Text),
-        ];
-        if let Some(flag) = first_set(&here) {
+        if args.log != Log::Text {
             bail!(
-                "`{flag}` applies to a launch that trains at once, and this one is submitted; remove it (`evenkeel resize` \
-                 changes the ranks of a run that trains)"
+                "`--log` applies to a launch that trains at once, and this one is submitted; remove it"
             );
         }
         return slurm_jobs::submit(
@@ -342,6 +365,7 @@ fn run_typed(mut args: Args, typed: Vec<String>) -> anyhow::Result<ExitCode> {
                 recipe: &recipe,
                 run: args.run(),
                 typed: &typed,
+                procs: args.procs,
                 rank_memory: args.rank_memory,
                 on_cpu: args.device == DeviceChoice::Cpu,
                 quiet: args.quiet,
@@ -696,7 +720,9 @@ fn launch(
         display.event(&Event::Warning { message });
     }
     signals.hand_over();
-    let launcher = Launcher::new(&run_lock, prepared, ranks, &request, &mut display)?;
+    // Until Slurm gives more nodes, fewer train.
+    let desired = args.procs.filter(|_| jobs.is_some()).unwrap_or(ranks);
+    let launcher = Launcher::new(&run_lock, prepared, desired, &request, &mut display)?;
     let stated = args.procs.or(args.options.gpus).is_some();
     let launcher = match hosts {
         Some(hosts) => launcher.on(hosts, !stated),

@@ -28,18 +28,24 @@ impl Typed<'_> {
     /// The same command in another world, with more words before the user's program.
     fn with(&self, world: &[String], more: &[String]) -> String {
         const WORLD: [&str; 4] = ["--procs", "--gpus", "--nodes", "--gpus-per-node"];
+        let replaced = if world.is_empty() { &[][..] } else { &WORLD };
+        shell::join(&self.replaced(replaced, &[world, more].concat()))
+    }
+
+    /// The words without these options and their values, and with others before the user's program.
+    pub fn replaced(&self, options: &[&str], by: &[String]) -> Vec<String> {
         let mut words = Vec::new();
         let mut own = self.own().iter();
         while let Some(word) = own.next() {
             let flag = word.split('=').next().unwrap_or_default();
-            if world.is_empty() || !WORLD.contains(&flag) {
+            if !options.contains(&flag) {
                 words.push(word.clone());
             } else if flag == word {
                 own.next();
             }
         }
         let program = &self.words[self.own().len()..];
-        shell::join(&[words.as_slice(), world, more, program].concat())
+        [words.as_slice(), by, program].concat()
     }
 
     /// The launch of a script's command, with more words before it, and without the script and its variables.

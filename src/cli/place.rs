@@ -126,7 +126,13 @@ impl Asked {
         let gpus = gpus(hosts, self.device);
         let without_gpus = gpus.problem.is_some() || self.device == DeviceChoice::Cpu;
         let slots = hosts.slots_on(DeviceKind::Cpu);
-        let stated = self.procs.or(self.world);
+        let usable = if without_gpus {
+            slots
+        } else {
+            gpus.devices.len() as u64
+        };
+        let this = self.to_begin(hosts, usable);
+        let stated = this.procs.or(this.world);
         let several = !without_gpus && stated != Some(1);
         if let Some(problem) = hosts.different_gpus().filter(|_| several) {
             bail!("{problem}");
@@ -134,9 +140,9 @@ impl Asked {
         let asked = match stated {
             None if without_gpus => Asked {
                 procs: Some(slots),
-                ..self
+                ..this
             },
-            _ => self,
+            _ => this,
         };
         let processes = asked.built_in(gpus)?;
         let slots = hosts.slots_on(processes.device);
@@ -150,9 +156,22 @@ impl Asked {
         let slots = hosts.slots_on(device);
         let processes = Processes {
             device,
-            ..self.external(slots)?
+            ..self.to_begin(hosts, slots).external(slots)?
         };
         on_slots(processes, slots)
+    }
+
+    /// The processes with which hosts begin that have these slots: fewer until Slurm gives further nodes.
+    fn to_begin(self, hosts: &Hosts, slots: u64) -> Asked {
+        let most = if hosts.may_grow() {
+            slots.max(1)
+        } else {
+            u64::MAX
+        };
+        Asked {
+            procs: self.procs.map(|procs| procs.min(most)),
+            ..self
+        }
     }
 }
 

@@ -318,6 +318,8 @@ pub struct Launch<'a> {
     pub run: RunOptions<'a>,
     /// The words after the program's name.
     pub typed: &'a [String],
+    /// Number of ranks; `None`: as many as the nodes have devices for.
+    pub procs: Option<u64>,
     /// Memory limit of a rank, bytes.
     pub rank_memory: Option<u64>,
     pub on_cpu: bool,
@@ -336,7 +338,17 @@ pub fn submit(launch: &Launch<'_>, nodes: u64) -> anyhow::Result<ExitCode> {
     }
     let per_node = gpus.unwrap_or(1);
     let device = device_of(gpus.is_some());
-    let world = nodes.saturating_mul(per_node);
+    let most = nodes.saturating_mul(per_node);
+    let world = launch.procs.unwrap_or(most);
+    // Nodes on which all ranks train.
+    let used = world.div_ceil(per_node);
+    if used > nodes {
+        bail!(
+            "{} need {}, and --nodes is {nodes}; add `--nodes {used}`, or use `--procs` for fewer",
+            count(world, "process"),
+            count(used, "node")
+        );
+    }
     let run_dir = run_path::choose(&launch.run, &recipe.spec.of_world(world))?;
     let place = std::path::absolute(run_dir.path())?;
     let runner = Runner::of(
@@ -377,11 +389,19 @@ pub fn submit(launch: &Launch<'_>, nodes: u64) -> anyhow::Result<ExitCode> {
              minimum"
         );
     }
+    if minimum > used {
+        bail!(
+            "{} need {}, and the run needs at least {minimum} (--min-nodes, elasticity.min); raise --procs, or lower the \
+             minimum",
+            count(world, "process"),
+            count(used, "node")
+        );
+    }
     let feasible = |nodes: &u64| {
         let draft = plan::examine(recipe, &of_world(nodes * per_node));
         !draft.has_errors()
     };
-    let least = (minimum..nodes).find(feasible).unwrap_or(nodes);
+    let least = (minimum..used).find(feasible).unwrap_or(used);
     let name = submission::name(&place);
     let mut options = vec![format!("--output={name}-%j.out")];
     options.extend(args.options(gpus));
@@ -410,7 +430,7 @@ pub fn submit(launch: &Launch<'_>, nodes: u64) -> anyhow::Result<ExitCode> {
     }
     let job = jobs::submit(&submission)?;
     if !launch.quiet {
-        let further = match nodes - least {
+        let further = match used - least {
             0 => String::new(),
             further => format!(
                 ", and submits {} of one node each",

@@ -10,7 +10,7 @@ use super::cluster::{cancel, suspend};
 use super::output::{line, say};
 use super::recipe_args::STANDARD_INPUT;
 use super::run_arg::{Found, Target, refuse_for_job};
-use super::{EXIT_REFUSED, launch, slurm};
+use super::{EXIT_REFUSED, first_set, launch, slurm};
 use crate::launch::{Phase, RunDir, RunLock, Stop, Wanted};
 use crate::plan::MOST_GPUS;
 
@@ -39,11 +39,15 @@ pub struct SuspendArgs {
 Examples:
   evenkeel resume quickstart            with recipe and options of its launch
   evenkeel resume quickstart --procs 4  on 4 processes, the same global batch
+  evenkeel resume zephyr --nodes 4      on Slurm: jobs of 4 nodes
   evenkeel resume first -n training     a TrainingJob")]
 pub struct ResumeArgs {
     /// Number of training processes of a run. Default: as launched
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=MOST_GPUS))]
     procs: Option<u64>,
+    /// Number of nodes of a run on Slurm. Default: as launched
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    nodes: Option<u64>,
     #[command(flatten)]
     target: Target,
 }
@@ -163,7 +167,11 @@ pub fn resume(args: ResumeArgs) -> anyhow::Result<ExitCode> {
     let run_dir = match args.target.find(true)? {
         Found::Run(run_dir) => run_dir,
         Found::Job(job) => {
-            refuse_for_job(args.procs.map(|_| "--procs"))?;
+            let of_runs = [
+                ("--procs", args.procs.is_some()),
+                ("--nodes", args.nodes.is_some()),
+            ];
+            refuse_for_job(first_set(&of_runs))?;
             suspend::resume(&job, &args.target.cluster)?;
             return Ok(ExitCode::SUCCESS);
         }
@@ -196,5 +204,10 @@ pub fn resume(args: ResumeArgs) -> anyhow::Result<ExitCode> {
         )
     })?;
     let hosts = run_dir.desired()?.and_then(|desired| desired.hosts);
-    launch::again(run.command_line, &out, args.procs, hosts)
+    let changes = launch::Changes {
+        procs: args.procs,
+        nodes: args.nodes,
+        hosts,
+    };
+    launch::again(&run.command_line, &out, changes)
 }

@@ -16,7 +16,7 @@ pub type Losses = BTreeMap<u64, f64>;
 /// is constant, so the budget does not matter.
 const SAMPLES: u64 = 38_400;
 /// Maximum relative difference to the undisturbed run's loss.
-const TOLERANCE: f64 = 1e-5;
+pub const TOLERANCE: f64 = 1e-5;
 
 /// Losses that the generations of a run recorded. A later generation repeats uncommitted steps.
 pub fn of(run: &Path) -> Losses {

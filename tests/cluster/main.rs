@@ -14,6 +14,7 @@ mod losses;
 mod memory;
 mod namespaced;
 mod ownership;
+mod places;
 mod pool;
 mod progress;
 mod refused;

@@ -22,6 +22,8 @@ mod refused;
 mod s3;
 mod signals;
 mod slurm;
+mod slurm_lab;
+mod ssh_lab;
 mod stalled;
 mod support;
 mod templates;

@@ -1,177 +1,16 @@
-//! Launches inside an allocation of Slurm, and runs that are submitted: its own daemons, one `slurmd` on each host of a lab.
+//! Launches inside an allocation of Slurm, and runs that are submitted.
 
-use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
-use std::process::{Command, Output};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use rustix::process::Signal;
 
 use serde_json::json;
 
-use super::lab::{Lab, is_possible, sh};
+use super::lab::{is_possible, sh};
+use super::slurm_lab::{Cluster, Notice, PROGRAMS, Preemption};
 use super::support::{Run, same_losses, small, stderr, wait_for};
-
-const PROGRAMS: [&str; 3] = [
-    "/usr/sbin/slurmctld",
-    "/usr/sbin/slurmd",
-    "/usr/sbin/munged",
-];
-
-/// Nodes n1, n2 and so on, and their controller beside the launchers.
-struct Cluster(Lab);
-
-impl Cluster {
-    fn of(nodes: u32) -> Cluster {
-        let lab = Lab::of(nodes);
-        let place = lab.place().display();
-        let nodes: String = lab
-            .hosts()
-            .map(|node| format!("NodeName=n{node} NodeAddr=10.9.0.{node} CPUs=1 RealMemory=1000\n"))
-            .collect();
-        let conf = format!(
-            "ClusterName=lab\nSlurmctldHost=ctl(10.9.0.254)\nSlurmUser=root\nSlurmdUser=root\n\
-             AuthInfo=socket={place}/munge/socket\nStateSaveLocation={place}/state\nSlurmdSpoolDir={place}/spool.%n\n\
-             SlurmctldPidFile={place}/ctl.pid\nSlurmdPidFile={place}/%n.pid\nSlurmctldLogFile={place}/ctl.log\n\
-             SlurmdLogFile={place}/%n.log\nProctrackType=proctrack/linuxproc\nTaskPlugin=task/none\nMpiDefault=none\n\
-             SelectType=select/cons_tres\nSelectTypeParameters=CR_Core\nReturnToService=2\nSlurmdTimeout=20\n\
-             SlurmdParameters=config_overrides\nPreemptType=preempt/partition_prio\nPreemptMode=REQUEUE\n{nodes}\
-             PartitionName=main Nodes=ALL Default=YES State=UP PriorityTier=1\n\
-             PartitionName=urgent Nodes=ALL State=UP PriorityTier=9 PreemptMode=OFF\n"
-        );
-        fs::write(lab.file("slurm.conf"), conf).unwrap();
-        fs::write(lab.file("cgroup.conf"), "CgroupPlugin=cgroup/v1\n").unwrap();
-        let cluster = Cluster(lab);
-        sh(&format!(
-            "mkdir -p {place}/munge {place}/state
-             chmod 711 {place} {place}/munge
-             head -c 64 /dev/urandom >{place}/munge/key
-             chmod 400 {place}/munge/key
-             munged --force --socket={place}/munge/socket --key-file={place}/munge/key --pid-file={place}/munge/pid \
-                 --log-file={place}/munge/log --seed-file={place}/munge/seed",
-            place = cluster.0.place().display()
-        ));
-        cluster.start_controller();
-        cluster.0.hosts().for_each(|node| cluster.start(node));
-        cluster.wait_for_idle();
-        cluster
-    }
-
-    fn start_controller(&self) {
-        let command = ["--uts", "sh", "-c", "hostname ctl; exec slurmctld"];
-        let controller = self.call("unshare", &command);
-        assert!(controller.status.success(), "{}", stderr(&controller));
-    }
-
-    /// Waits until all nodes are idle.
-    fn wait_for_idle(&self) {
-        wait_for("idle nodes", || {
-            let states = self.asked(
-                "sinfo",
-                &["--noheader", "--partition=main", "--Node", "--format=%t"],
-            );
-            let idle = states.lines().filter(|state| state.trim() == "idle");
-            (idle.count() == self.0.hosts().count()).then_some(())
-        });
-    }
-
-    /// Starts the daemon of a node, which wants a mounted cgroup and uses none.
-    fn start(&self, node: u32) {
-        let place = self.0.place().display();
-        let daemon = format!(
-            "mkdir -p {place}/spool.n{node}; mount -t tmpfs none /sys/fs/cgroup; hostname n{node}
-             SLURM_CONF={place}/slurm.conf slurmd"
-        );
-        self.0.on(node, &daemon);
-    }
-
-    /// Runs a command of Slurm beside the controller.
-    fn call(&self, program: &str, arguments: &[&str]) -> Output {
-        let [ip, netns, exec, name] = self.0.inside();
-        Command::new(ip)
-            .args([netns, exec, name, program])
-            .args(arguments)
-            .env("SLURM_CONF", self.0.file("slurm.conf"))
-            .output()
-            .unwrap()
-    }
-
-    fn asked(&self, program: &str, arguments: &[&str]) -> String {
-        let output = self.call(program, arguments);
-        assert!(
-            output.status.success(),
-            "{program} {arguments:?}: {}",
-            stderr(&output)
-        );
-        String::from_utf8_lossy(&output.stdout).trim().to_owned()
-    }
-
-    /// Submits a job of all nodes that launches a run, with its output in a file. Returns its number.
-    fn submit(&self, run: &Run, log: &Path) -> String {
-        let nodes = self.0.hosts().count().to_string();
-        let script = format!(
-            "exec {} launch {} --on slurm --out {}",
-            env!("CARGO_BIN_EXE_evenkeel"),
-            run.recipe().display(),
-            run.out().display()
-        );
-        let output = format!("--output={}", log.display());
-        let options = [
-            "--parsable",
-            "--nodes",
-            &nodes,
-            "--no-kill",
-            "--requeue",
-            "--open-mode=append",
-        ];
-        let arguments = [&options[..], &[&output, "--wrap", &script]].concat();
-        self.asked("sbatch", &arguments)
-    }
-
-    /// The variables of commands that ask Slurm.
-    fn environment(&self) -> BTreeMap<String, String> {
-        let conf = self.0.file("slurm.conf").display().to_string();
-        [("SLURM_CONF".to_owned(), conf)].into()
-    }
-
-    /// The numbers of the jobs in the queue, by name.
-    fn queue(&self) -> BTreeMap<String, String> {
-        let queue = self.asked("squeue", &["--noheader", "--format=%j %i"]);
-        let jobs = queue.lines().filter_map(|line| line.trim().split_once(' '));
-        jobs.map(|(name, id)| (name.to_owned(), id.to_owned()))
-            .collect()
-    }
-
-    /// Takes a node from its job for 20 s, by a job of a higher priority.
-    fn preempt(&self, node: u32) {
-        let node = format!("--nodelist=n{node}");
-        let urgent = ["--partition=urgent", "--exclusive", "--output=/dev/null"];
-        self.asked(
-            "sbatch",
-            &[&urgent[..], &[&node, "--wrap=sleep 20"]].concat(),
-        );
-    }
-
-    fn wait_for_empty_queue(&self) {
-        wait_for("an empty queue", || self.queue().is_empty().then_some(()));
-    }
-
-    fn state(&self, job: &str) -> String {
-        self.asked(
-            "squeue",
-            &["--noheader", "--states=all", "--format=%T", "--job", job],
-        )
-    }
-}
-
-impl Drop for Cluster {
-    fn drop(&mut self) {
-        // It has no network, so it is not among the processes of the lab.
-        let pid = fs::read_to_string(self.0.file("munge/pid")).unwrap_or_default();
-        let _ = Command::new("kill").args(["-9", pid.trim()]).status();
-    }
-}
 
 #[test]
 fn a_job_of_slurm_outlives_a_node_and_a_preemption() {
@@ -185,7 +24,7 @@ fn a_job_of_slurm_outlives_a_node_and_a_preemption() {
     assert!(output.status.success(), "{}", stderr(&output));
 
     let cluster = Cluster::of(3);
-    let lab = &cluster.0;
+    let lab = &cluster.lab;
     let run = Run::of(spec());
     let log = run.scratch().join("launch.log");
     let job = cluster.submit(&run, &log);
@@ -247,7 +86,7 @@ fn a_submitted_run_takes_the_nodes_that_slurm_gives_and_outlives_its_jobs() {
     // It trains until it is suspended: how long Slurm takes is not known.
     let spec = json!({"budget": {"samples": 100_000_000}, "checkpoint": {"every_samples": 2400}});
     let cluster = Cluster::of(3);
-    let lab = &cluster.0;
+    let lab = &cluster.lab;
     let run = Run::of(small(spec)).with_environment(cluster.environment());
     let log = run.scratch().join("job.log");
     let output = format!("--sbatch=--output={}", log.display());
@@ -300,7 +139,7 @@ fn a_submitted_run_takes_the_nodes_that_slurm_gives_and_outlives_its_jobs() {
         (cluster.state(&job) != "RUNNING").then_some(())
     });
     wait_for_world(&run, two, 2);
-    let suspended = run.call_in(&inside, "suspend");
+    let suspended = run.call_in(&inside, "suspend", &[]);
     assert!(suspended.status.success(), "{}", stderr(&suspended));
     cluster.wait_for_empty_queue();
     let proof = run.prove();
@@ -314,6 +153,115 @@ fn a_submitted_run_takes_the_nodes_that_slurm_gives_and_outlives_its_jobs() {
         assert!(said.contains(words), "{words}\n{said}");
     }
     lab.hosts().for_each(|node| lab.wait_for_none(node));
+}
+
+/// Submits a run on these nodes, with further options. Returns the name of its first job, and the file of that one's output.
+fn submitted(cluster: &Cluster, run: &Run, options: &[&str]) -> (String, PathBuf) {
+    let log = run.scratch().join("job.log");
+    let output = format!("--sbatch=--output={}", log.display());
+    let launch = [&["--on", "slurm", &output], options].concat();
+    let submitted = run.launch_in(&cluster.lab.inside(), &launch);
+    assert!(submitted.status.success(), "{}", stderr(&submitted));
+    let first = wait_for("the first job", || cluster.queue().into_keys().next());
+    (first, log)
+}
+
+#[test]
+fn a_requeued_run_keeps_its_nodes_and_a_cancelled_one_is_resumed_on_others() {
+    if !is_possible(&PROGRAMS) {
+        return;
+    }
+    let spec = json!({"budget": {"samples": 100_000_000}, "checkpoint": {"every_samples": 2400}});
+    let cluster = Cluster::of(2);
+    let run = Run::of(small(spec)).with_environment(cluster.environment());
+    let (first, log) = submitted(&cluster, &run, &["--nodes", "2"]);
+    let said = || fs::read_to_string(&log).unwrap_or_default();
+    let two = wait_for_world(&run, 0, 2);
+    let further = || cluster.queue()[&format!("{first}-node-1")].clone();
+    let kept = further();
+    cluster.asked("scontrol", &["requeue", &running_job(&cluster, &first)]);
+    let two = wait_for_world(&run, two, 2);
+    assert_eq!(further(), kept, "{}", said());
+    cluster.asked("scancel", &[&running_job(&cluster, &first)]);
+    cluster.wait_for_empty_queue();
+
+    let inside = cluster.lab.inside();
+    let call = |name: &str, options: &[&str]| {
+        let output = run.call_in(&inside, name, options);
+        assert!(output.status.success(), "{}\n{}", stderr(&output), said());
+    };
+    let refused = stderr(&run.call_in(&inside, "resume", &["--procs", "3"]));
+    let expected = "error: 3 processes need 3 nodes, and --nodes is 2; add `--nodes 3`, or use `--procs` for fewer\n";
+    assert!(refused.ends_with(expected), "{refused}");
+    call("resume", &["--nodes", "1"]);
+    let one = wait_for_world(&run, two, 1);
+    call("suspend", &[]);
+    cluster.wait_for_empty_queue();
+    // One rank needs no further node, until there are more.
+    call("resume", &["--procs", "1"]);
+    let one = wait_for_world(&run, one, 1);
+    assert!(cluster.queue().keys().all(|name| *name == first));
+    call("resize", &["2"]);
+    wait_for_world(&run, one, 2);
+    call("cancel", &[]);
+    cluster.wait_for_empty_queue();
+    assert_eq!(run.prove()["proved"], true, "{}", said());
+    cluster
+        .lab
+        .hosts()
+        .for_each(|node| cluster.lab.wait_for_none(node));
+}
+
+/// A run at a low QOS loses a further node and then its first job to jobs of a higher one.
+fn outlives_a_higher_qos(notice: Notice) {
+    if !is_possible(&PROGRAMS) {
+        return;
+    }
+    let spec = json!({"budget": {"samples": 100_000_000}, "checkpoint": {"every_samples": 2400}});
+    let cluster = Cluster::with(2, Preemption::Qos { notice });
+    let run = Run::of(small(spec)).with_environment(cluster.environment());
+    let (first, log) = submitted(&cluster, &run, &["--nodes", "2", "--qos", "low"]);
+    let two = wait_for_world(&run, 0, 2);
+    cluster.preempt(node_of(&cluster, &format!("{first}-node-1")));
+    let one = wait_for_world(&run, two, 1);
+    println!("a further node's job is preempted: {}", cost(&run, two));
+    let two = wait_for_world(&run, one, 2);
+    let job = running_job(&cluster, &first);
+    cluster.preempt(node_of(&cluster, &first));
+    wait_for_world(&run, two, 2);
+    println!("the first job is preempted: {}", cost(&run, two));
+    let said = fs::read_to_string(&log).unwrap();
+    // One that could commit has ended, and the next job continues; another one waits in the queue again.
+    let is_same = running_job(&cluster, &first) == job;
+    assert_eq!(is_same, notice == Notice::None, "{said}");
+    let waiting = ["--noheader", "--format=%T", "--name", &first];
+    let mut states: Vec<_> =
+        (cluster.asked("squeue", &waiting).lines().map(str::to_owned)).collect();
+    states.sort();
+    assert_eq!(states, ["PENDING", "RUNNING"], "{said}");
+    let suspended = run.call_in(&cluster.lab.inside(), "suspend", &[]);
+    assert!(suspended.status.success(), "{}\n{said}", stderr(&suspended));
+    cluster.wait_for_empty_queue();
+    let proof = run.prove();
+    assert_eq!(proof["proved"], true, "{proof}");
+    let mut formulas = run.proofs().into_iter();
+    assert!(formulas.all(|formula| formula.ends_with(" = 12")));
+    cluster
+        .lab
+        .hosts()
+        .for_each(|node| cluster.lab.wait_for_none(node));
+}
+
+#[test]
+#[ignore = "takes minutes: scripts/nightly.sh"]
+fn a_run_outlives_jobs_of_a_higher_qos() {
+    outlives_a_higher_qos(Notice::None);
+}
+
+#[test]
+#[ignore = "takes minutes: scripts/nightly.sh"]
+fn a_run_outlives_announced_jobs_of_a_higher_qos() {
+    outlives_a_higher_qos(Notice::Signal);
 }
 
 /// What a fault did to the steps of a run, from the generation before it to the next one that has taken a step.
@@ -337,15 +285,10 @@ fn ten_faults_of_slurm_in_a_row_leave_an_exact_ledger() {
         return;
     }
     let cluster = Cluster::of(3);
-    let lab = &cluster.0;
+    let lab = &cluster.lab;
     let spec = json!({"budget": {"samples": 100_000_000}, "checkpoint": {"every_samples": 2400}});
     let run = Run::of(small(spec)).with_environment(cluster.environment());
-    let log = run.scratch().join("job.log");
-    let output = format!("--sbatch=--output={}", log.display());
-    let launch = ["--on", "slurm", "--nodes", "3", &output];
-    let submitted = run.launch_in(&lab.inside(), &launch);
-    assert!(submitted.status.success(), "{}", stderr(&submitted));
-    let first = wait_for("the first job", || cluster.queue().into_keys().next());
+    let (first, _) = submitted(&cluster, &run, &["--nodes", "3"]);
     let further = |number: u32| format!("{first}-node-{number}");
     let number_of = |name: &str| cluster.queue()[name].clone();
     let now = std::cell::Cell::new(wait_for_world(&run, 0, 3));
@@ -379,6 +322,7 @@ fn ten_faults_of_slurm_in_a_row_leave_an_exact_ledger() {
     println!("Slurm's controller is gone for a minute: no world changes");
     assert_eq!(run.worlds().len() as u64, now.get());
     let job = number_of(&first);
+    let kept = [1, 2].map(|number| number_of(&further(number)));
     run.signal_launcher(Signal::KILL);
     after(
         "the launcher is killed; the next job resumes",
@@ -388,6 +332,7 @@ fn ten_faults_of_slurm_in_a_row_leave_an_exact_ledger() {
     assert_ne!(running_job(&cluster, &first), job);
     cluster.asked("scontrol", &["requeue", &running_job(&cluster, &first)]);
     after("the first job is requeued", 3, &by_itself);
+    assert_eq!([1, 2].map(|number| number_of(&further(number))), kept);
     let job = running_job(&cluster, &first);
     cluster.asked("scancel", &["--batch", "--signal=TERM", &job]);
     after("the first job's time limit is announced", 3, &by_itself);
@@ -399,7 +344,7 @@ fn ten_faults_of_slurm_in_a_row_leave_an_exact_ledger() {
     cluster.preempt(node_of(&cluster, &first));
     after("the first job is preempted", 3, &by_itself);
 
-    let suspended = run.call_in(&lab.inside(), "suspend");
+    let suspended = run.call_in(&lab.inside(), "suspend", &[]);
     assert!(suspended.status.success(), "{}", stderr(&suspended));
     cluster.wait_for_empty_queue();
     let proof = run.prove();
@@ -436,7 +381,7 @@ fn what_slurm_cannot_give_is_refused_and_what_waits_can_be_cancelled() {
         return;
     }
     let cluster = Cluster::of(1);
-    let inside = cluster.0.inside();
+    let inside = cluster.lab.inside();
     let run = Run::of(small(json!({}))).with_environment(cluster.environment());
     let refused = |arguments: &[&str], said: &str| {
         let output = run.launch_in(&inside, arguments);
@@ -491,7 +436,7 @@ fn what_slurm_cannot_give_is_refused_and_what_waits_can_be_cancelled() {
     assert!(submitted.status.success(), "{}", stderr(&submitted));
     let job = cluster.queue().into_values().next().unwrap();
     let waits = format!("job {job}, PENDING (");
-    let status = run.call_in(&inside, "status");
+    let status = run.call_in(&inside, "status", &[]);
     let shown = String::from_utf8(status.stdout).unwrap();
     let expected = format!("{}: queued: {waits}", run.out().display());
     assert!(shown.starts_with(&expected), "{shown}");
@@ -499,9 +444,9 @@ fn what_slurm_cannot_give_is_refused_and_what_waits_can_be_cancelled() {
     let list = cluster.call(program, &["list", "--local"]);
     let shown = String::from_utf8(list.stdout).unwrap();
     assert!(shown.contains(&waits), "{shown}");
-    let logs = stderr(&run.call_in(&inside, "logs"));
+    let logs = stderr(&run.call_in(&inside, "logs", &[]));
     assert!(logs.contains(&format!(" has not begun: {waits}")), "{logs}");
-    let cancelled = run.call_in(&inside, "cancel");
+    let cancelled = run.call_in(&inside, "cancel", &[]);
     assert!(cancelled.status.success(), "{}", stderr(&cancelled));
     cluster.wait_for_empty_queue();
 }

@@ -279,6 +279,11 @@ impl Hosts {
         slots.max().unwrap_or(u64::MAX)
     }
 
+    /// Whether Slurm may give further hosts.
+    pub fn may_grow(&self) -> bool {
+        self.hosts.iter().any(|host| host.reach.is_optional())
+    }
+
     /// Ranks that these hosts can run on this device.
     pub fn slots_on(&self, device: DeviceKind) -> u64 {
         let there = self.hosts.iter().filter(|host| host.is_usable());

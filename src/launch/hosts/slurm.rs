@@ -50,7 +50,13 @@ pub fn is_inside() -> bool {
 
 /// Whether Slurm has started this job again, after a preemption or a failure.
 pub fn is_requeued() -> bool {
-    std::env::var(RESTARTS).is_ok_and(|count| count != "0")
+    restarts() > 0
+}
+
+/// How often Slurm had requeued this job before it started it.
+fn restarts() -> u64 {
+    let count = std::env::var(RESTARTS).ok();
+    count.and_then(|count| count.parse().ok()).unwrap_or(0)
 }
 
 /// The number of this process if `srun` has started several; only the first one launches.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 
 use super::submission::{self, Submission};
-use super::{HostError, JOB, Node, Step, call, field, nodes_of};
+use super::{HostError, JOB, Node, Step, call, field, nodes_of, restarts};
 use crate::util::lock::lock;
 
 /// Age up to which an answer of `squeue` is used again.
@@ -125,10 +125,10 @@ impl Jobs {
         cancel(&all)
     }
 
-    /// Whether `scancel` ends this job now, and neither a preemption nor its time limit.
+    /// Whether `scancel` ends this job now, and neither a requeue, a preemption nor its time limit.
     pub fn is_cancelled(&self) -> bool {
         let shown = call("scontrol", &["--oneliner", "show", "job", &self.own], "");
-        shown.is_ok_and(|shown| is_cancelled(&shown))
+        shown.is_ok_and(|shown| is_cancelled(&shown, restarts()))
     }
 
     /// The first job's name, and those of the further ones.
@@ -188,19 +188,19 @@ fn sbatch(options: &[&str], script: &str) -> Result<String, HostError> {
     Ok(said.trim().split(';').next().unwrap_or_default().to_owned())
 }
 
-/// Whether a job is cancelled, from the output of `scontrol --oneliner show job`, which hides why it ends.
-fn is_cancelled(shown: &str) -> bool {
+/// Whether a job is cancelled, from the output of `scontrol --oneliner show job`, which hides why it ends. `restarts`: how
+/// often it had been requeued before it began.
+fn is_cancelled(shown: &str, restarts: u64) -> bool {
     let value = |key| field(shown, key);
     let ends = matches!(value("JobState"), Some("COMPLETING" | "CANCELLED"));
     let is_preempted = value("PreemptTime").is_some_and(|time| time != "None");
-    let is_over = match (
-        value("RunTime").map(seconds),
-        value("TimeLimit").map(seconds),
-    ) {
-        (Some(Some(ran)), Some(Some(limit))) => ran >= limit,
-        _ => false,
-    };
-    ends && !is_preempted && !is_over
+    let ran = value("RunTime").and_then(seconds);
+    let limit = value("TimeLimit").and_then(seconds);
+    let is_over = ran.zip(limit).is_some_and(|(ran, limit)| ran >= limit);
+    // Slurm counts a requeue at once, and shows the job as one that has not run, until that one is cancelled.
+    let counted = value("Restarts").and_then(|count| count.parse::<u64>().ok());
+    let is_requeued = counted.is_some_and(|counted| counted > restarts) && ran == Some(0);
+    ends && !is_preempted && !is_over && !is_requeued
 }
 
 /// Seconds of a time as Slurm writes it (`1-02:03:04`); `None` if it has no end.
@@ -252,18 +252,30 @@ mod tests {
 
     #[test]
     fn only_a_cancelled_job_is_cancelled() {
-        let cancelled = |state: &str, preempted: &str, ran: &str| {
+        let cancelled = |state: &str, restarts: u64, preempted: &str, ran: &str| {
             let shown = format!(
-                "JobId=7 JobName=a JobState={state} Reason=None RunTime={ran} TimeLimit=1-00:00:00 PreemptTime={preempted}"
+                "JobId=7 JobName=a JobState={state} Reason=None Requeue=1 Restarts={restarts} RunTime={ran} \
+                 TimeLimit=1-00:00:00 PreemptTime={preempted}"
             );
-            is_cancelled(&shown)
+            is_cancelled(&shown, 1)
         };
-        assert!(cancelled("COMPLETING", "None", "00:10:00"));
-        assert!(!cancelled("RUNNING", "None", "00:10:00"));
-        assert!(!cancelled("COMPLETING", "2026-01-02T03:04:05", "00:10:00"));
-        assert!(!cancelled("COMPLETING", "None", "1-00:00:03"));
+        assert!(cancelled("COMPLETING", 1, "None", "00:10:00"));
+        assert!(!cancelled("RUNNING", 1, "None", "00:10:00"));
+        assert!(!cancelled(
+            "COMPLETING",
+            1,
+            "2026-01-02T03:04:05",
+            "00:10:00"
+        ));
+        assert!(!cancelled("COMPLETING", 1, "None", "1-00:00:03"));
+        // Put back into the queue, and cancelled then.
+        let requeued =
+            "JobState=COMPLETING Restarts=1 RunTime=00:00:00 TimeLimit=UNLIMITED EndTime=Unknown";
+        assert!(!is_cancelled(requeued, 0));
+        assert!(cancelled("COMPLETING", 2, "None", "00:10:00"));
         assert!(is_cancelled(
-            "JobState=COMPLETING RunTime=00:00:09 TimeLimit=UNLIMITED"
+            "JobState=COMPLETING RunTime=00:00:09 TimeLimit=UNLIMITED",
+            0
         ));
     }
 
