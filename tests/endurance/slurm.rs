@@ -300,7 +300,7 @@ fn a_submitted_run_takes_the_nodes_that_slurm_gives_and_outlives_its_jobs() {
         (cluster.state(&job) != "RUNNING").then_some(())
     });
     wait_for_world(&run, two, 2);
-    let suspended = run.call_in(&inside, "suspend");
+    let suspended = run.call_in(&inside, "suspend", &[]);
     assert!(suspended.status.success(), "{}", stderr(&suspended));
     cluster.wait_for_empty_queue();
     let proof = run.prove();
@@ -313,6 +313,50 @@ fn a_submitted_run_takes_the_nodes_that_slurm_gives_and_outlives_its_jobs() {
     ] {
         assert!(said.contains(words), "{words}\n{said}");
     }
+    lab.hosts().for_each(|node| lab.wait_for_none(node));
+}
+
+#[test]
+fn a_submitted_run_keeps_its_checkpoints_in_a_bucket() {
+    if !is_possible(&PROGRAMS) {
+        return;
+    }
+    let spec = json!({"budget": {"samples": 100_000_000}, "checkpoint": {"every_samples": 2400}});
+    let cluster = Cluster::of(2);
+    let lab = &cluster.0;
+    let Some(s3) = lab.s3() else {
+        return;
+    };
+    let mut environment = cluster.environment();
+    environment.extend(s3.environment());
+    let cache = lab.file("cache").display().to_string();
+    environment.insert("XDG_CACHE_HOME".to_owned(), cache);
+    let run = Run::of(small(spec)).with_environment(environment);
+    let log = run.scratch().join("job.log");
+    let output = format!("--sbatch=--output={}", log.display());
+    let inside = lab.inside();
+    let launch = ["--on", "slurm", "--nodes", "2", &output];
+    let bucket = ["--bucket", "s3://runs/team"];
+    let submitted = run.launch_in(&inside, &[&launch[..], &bucket].concat());
+    assert!(submitted.status.success(), "{}", stderr(&submitted));
+    let first = wait_for("the first job", || cluster.queue().into_keys().next());
+    let two = wait_for_world(&run, 0, 2);
+    let node = node_of(&cluster, &format!("{first}-node-1"));
+    lab.power_off(node);
+    let one = wait_for_world(&run, two, 1);
+    lab.link(node, "up");
+    cluster.start(node);
+    let two = wait_for_world(&run, one, 2);
+    // As a job of a higher priority does it: another node may run the next launcher.
+    cluster.asked("scontrol", &["requeue", &running_job(&cluster, &first)]);
+    wait_for_world(&run, two, 2);
+    let suspended = run.call_in(&inside, "suspend", &[]);
+    let said = fs::read_to_string(&log).unwrap();
+    assert!(suspended.status.success(), "{}\n{said}", stderr(&suspended));
+    cluster.wait_for_empty_queue();
+    let proof = run.call_in(&inside, "status", &["--ledger", "-o", "json"]);
+    let proof = String::from_utf8(proof.stdout).unwrap();
+    assert!(proof.contains("\"proved\": true"), "{proof}");
     lab.hosts().for_each(|node| lab.wait_for_none(node));
 }
 
@@ -399,7 +443,7 @@ fn ten_faults_of_slurm_in_a_row_leave_an_exact_ledger() {
     cluster.preempt(node_of(&cluster, &first));
     after("the first job is preempted", 3, &by_itself);
 
-    let suspended = run.call_in(&lab.inside(), "suspend");
+    let suspended = run.call_in(&lab.inside(), "suspend", &[]);
     assert!(suspended.status.success(), "{}", stderr(&suspended));
     cluster.wait_for_empty_queue();
     let proof = run.prove();
@@ -491,7 +535,7 @@ fn what_slurm_cannot_give_is_refused_and_what_waits_can_be_cancelled() {
     assert!(submitted.status.success(), "{}", stderr(&submitted));
     let job = cluster.queue().into_values().next().unwrap();
     let waits = format!("job {job}, PENDING (");
-    let status = run.call_in(&inside, "status");
+    let status = run.call_in(&inside, "status", &[]);
     let shown = String::from_utf8(status.stdout).unwrap();
     let expected = format!("{}: queued: {waits}", run.out().display());
     assert!(shown.starts_with(&expected), "{shown}");
@@ -499,9 +543,9 @@ fn what_slurm_cannot_give_is_refused_and_what_waits_can_be_cancelled() {
     let list = cluster.call(program, &["list", "--local"]);
     let shown = String::from_utf8(list.stdout).unwrap();
     assert!(shown.contains(&waits), "{shown}");
-    let logs = stderr(&run.call_in(&inside, "logs"));
+    let logs = stderr(&run.call_in(&inside, "logs", &[]));
     assert!(logs.contains(&format!(" has not begun: {waits}")), "{logs}");
-    let cancelled = run.call_in(&inside, "cancel");
+    let cancelled = run.call_in(&inside, "cancel", &[]);
     assert!(cancelled.status.success(), "{}", stderr(&cancelled));
     cluster.wait_for_empty_queue();
 }

@@ -261,12 +261,13 @@ impl Run {
     }
 
     /// As [`Self::call`], through a program that runs another one, and with the variables of the launches.
-    pub fn call_in(&self, program: &[&str], name: &str) -> Output {
+    pub fn call_in(&self, program: &[&str], name: &str, arguments: &[&str]) -> Output {
         Command::new(program[0])
             .args(&program[1..])
             .arg(env!("CARGO_BIN_EXE_evenkeel"))
             .arg(name)
             .arg(self.out())
+            .args(arguments)
             .envs(&self.environment)
             .output()
             .unwrap()
