@@ -114,3 +114,90 @@ impl<'a> Checkpoints<'a> {
         Ok(run.join(&committed.path))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::bucket::tests::in_memory;
+    use crate::launch::testing::Launched;
+    use crate::lifecycle::{files, generation};
+    use crate::train::run_files::{self, Brought};
+    use crate::util::durable::write_json;
+
+    #[test]
+    fn a_disk_gets_the_run_its_data_and_its_weights_from_the_bucket() {
+        let place = tempfile::tempdir().unwrap();
+        let batch = "batch: {global: 12, per_device_batch_size: 2}";
+        let launched = Launched::at(place.path(), batch, &[]);
+        let run_dir = launched.run_dir.path();
+        let model = place.path().join("model");
+        std::fs::create_dir(&model).unwrap();
+        let content = |name: &str| format!("the content of {name}");
+        for name in [
+            "model.safetensors",
+            "config.json",
+            "optimizer-00001-of-00001.safetensors",
+        ] {
+            std::fs::write(model.join(name), content(name)).unwrap();
+        }
+        let tokenizer = place.path().join("tokenizer.model");
+        std::fs::write(&tokenizer, content("tokenizer.model")).unwrap();
+        let mut run = launched.prepared.run.clone();
+        let built_in = run.built_in.as_mut().unwrap();
+        built_in.weights = Some(model.clone());
+        built_in.companions = vec![model.join("config.json"), tokenizer.clone()];
+        write_json(&run_dir.join(files::RUN), &run).unwrap();
+
+        let bucket = in_memory();
+        let record = generation::testing::record(1, Vec::new(), launched.planned.plan.clone());
+        let disk = tempfile::tempdir().unwrap();
+        let bring = || {
+            let brought = run_files::bring(&bucket, disk.path(), &record, false)?;
+            run_files::bring_inputs(&bucket, disk.path())?;
+            Ok::<_, CheckpointError>(brought)
+        };
+        assert_eq!(bring().unwrap(), Brought::Unprepared);
+        // A launch that is stopped has not published the run, and the next one continues.
+        assert!(!run_files::publish(&bucket, run_dir, &mut |done, _| done == 0).unwrap());
+        assert_eq!(bring().unwrap(), Brought::Unprepared);
+        let mut bytes = Vec::new();
+        let mut progress = |done, total| {
+            bytes.push((done, total));
+            true
+        };
+        assert!(run_files::publish(&bucket, run_dir, &mut progress).unwrap());
+        assert!(bytes.iter().all(|(done, total)| done <= total), "{bytes:?}");
+        for _ in 0..2 {
+            assert_eq!(bring().unwrap(), Brought::Ready);
+        }
+        let read = Run::read(disk.path()).unwrap();
+        assert!(read.prepared(&Run::data(disk.path())).unwrap());
+        let built_in = read.built_in.unwrap();
+        let weights = built_in.weights.unwrap();
+        assert!(weights.starts_with(disk.path()), "{weights:?}");
+        let names = |directory: &Path| {
+            let mut names: Vec<_> = std::fs::read_dir(directory).unwrap().collect();
+            names.sort_by_key(|entry| entry.as_ref().unwrap().file_name());
+            let name = |entry: std::io::Result<std::fs::DirEntry>| entry.unwrap().file_name();
+            names.into_iter().map(name).collect::<Vec<_>>()
+        };
+        assert_eq!(names(&weights), ["config.json", "model.safetensors"]);
+        for companion in &built_in.companions {
+            assert!(companion.starts_with(disk.path()), "{companion:?}");
+            let name = companion.file_name().unwrap().to_str().unwrap();
+            assert_eq!(std::fs::read_to_string(companion).unwrap(), content(name));
+        }
+        // The launcher's own run reads its own files.
+        let own = Run::read(run_dir).unwrap().built_in.unwrap();
+        assert_eq!(own.weights, Some(model));
+        assert_eq!(own.companions[1], tokenizer);
+        // What a resume changes replaces what was there.
+        run.overrides = vec!["changed".to_owned()];
+        write_json(&run_dir.join(files::RUN), &run).unwrap();
+        assert!(run_files::publish(&bucket, run_dir, &mut |_, _| true).unwrap());
+        assert_eq!(bring().unwrap(), Brought::Ready);
+        assert_eq!(Run::read(disk.path()).unwrap().overrides, ["changed"]);
+    }
+}

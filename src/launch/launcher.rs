@@ -533,7 +533,7 @@ impl<'a> Launcher<'a> {
         self.state.per_device_batch_size_limit =
             per_device_batch_size_limit.or(self.state.per_device_batch_size_limit);
         let plan = self.worlds.plan(world, self.state.reached(&self.run))?;
-        let last = self.run_dir.last_generation(&self.state)?;
+        let last = self.last_generation()?;
         let number = last.checked_add(1).ok_or_else(|| {
             LaunchError::usage(format!(
                 "{}: generation {last} leaves no number for the next one; a directory of that \

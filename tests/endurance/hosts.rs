@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::lab::{Lab, is_possible, sh};
 use super::s3::Server;
-use super::support::{Run, merge, same_losses, small, stderr, wait_for};
+use super::support::{Run, merge, same_losses, same_losses_so_far, small, stderr, wait_for};
 use super::trainers::{BATCH, Trainer, own_file, own_trainer, python, same_samples};
 
 const SSHD: &str = "/usr/sbin/sshd";
@@ -524,14 +524,17 @@ fn hosts_without_a_common_disk_train_from_a_bucket_and_outlive_every_loss() {
     if !is_possible(&[SSHD]) {
         return;
     }
-    let spec =
-        || small(json!({"budget": {"samples": 36_000}, "checkpoint": {"every_samples": 2400}}));
+    // It trains until it is cancelled: how long the hosts take is not known. Losses of so small steps stay comparable.
+    let spec = || {
+        small(json!({
+            "budget": {"samples": 100_000_000},
+            "learning_rate": {"peak": 3e-4},
+            "checkpoint": {"every_samples": 2400},
+        }))
+    };
     let Some(apart) = Apart::of(3) else {
         return;
     };
-    let alone = Run::of(spec());
-    let output = alone.launch(&["--procs", "1", "--quiet"]);
-    assert!(output.status.success(), "{}", stderr(&output));
 
     let lab = apart.lab();
     let run = Run::of(spec()).with_environment(apart.environment());
@@ -563,13 +566,10 @@ fn hosts_without_a_common_disk_train_from_a_bucket_and_outlive_every_loss() {
         status.contains("\n  bucket      s3://runs/team/run-"),
         "{status}"
     );
-    assert!(launched.wait().success(), "{}", run.log());
-    assert_eq!(
-        run.worlds()[..6],
-        [3, 2, 3, 2, 3, 3],
-        "{killed}\n{}",
-        run.log()
-    );
+    let cancelled = run.call_in(&lab.inside(), "cancel", &[]);
+    assert!(cancelled.status.success(), "{}", stderr(&cancelled));
+    launched.wait();
+    assert_eq!(run.worlds(), [3, 2, 3, 2, 3, 3], "{killed}\n{}", run.log());
     for said in [
         "10.9.0.3 is lost: ",
         "10.9.0.3 is back",
@@ -577,21 +577,18 @@ fn hosts_without_a_common_disk_train_from_a_bucket_and_outlive_every_loss() {
     ] {
         assert!(killed.contains(said), "{said}\n{killed}");
     }
-    same_losses(&alone, &run);
     let proof = apart.prove(&run);
+    let trained = run.state().unwrap()["checkpoint_ref"]["samples"].clone();
     assert_eq!(
         (&proof["proved"], &proof["samples"]),
-        (&json!(true), &json!(36_000))
+        (&json!(true), &trained)
     );
     // The bucket has the checkpoints that the recipe keeps and the one that the last generation started from, and the
     // launcher has none.
     let objects = apart.objects();
     let is_checkpoint = |key: &&String| key.contains("/step-") && key.ends_with("/manifest.json");
-    assert_eq!(
-        objects.iter().filter(is_checkpoint).count(),
-        3,
-        "{objects:?}"
-    );
+    let kept = objects.iter().filter(is_checkpoint).count();
+    assert!((2..=3).contains(&kept), "{objects:?}");
     let here = walk(&run.out());
     assert!(
         !here
@@ -604,6 +601,12 @@ fn hosts_without_a_common_disk_train_from_a_bucket_and_outlive_every_loss() {
         let left = walk(&lab.seen_by(host, &apart.runs()));
         assert!(left.is_empty(), "host {host} keeps {left:?}");
     }
+    let alone = Run::of(spec());
+    let launched = alone.start(&["--procs", "1", "--quiet"]);
+    let last = *run.steps().keys().last().unwrap();
+    alone.wait_for_steps(1, usize::try_from(last).unwrap());
+    alone.drain(launched);
+    same_losses_so_far(&run, &alone);
 }
 
 #[test]
@@ -670,10 +673,25 @@ fn a_host_that_cannot_use_the_bucket_is_named_and_joins_when_it_can() {
     );
     lab.on(2, "ip route delete unreachable 10.9.0.253/32");
 
-    let spec = json!({"budget": {"samples": 100_000_000}, "checkpoint": {"every_samples": 2400}});
+    // Only the launcher has the model from which the run begins.
+    let first = Run::of(small(json!({})));
+    let output = first.launch(&["--procs", "1", "--quiet"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let model = first.out().join("gen-1/step-0000200");
+    fs::write(model.join("generation_config.json"), "{}").unwrap();
+    let spec = json!({
+        "model": {"path": model, "config": null},
+        "budget": {"samples": 100_000_000},
+        "checkpoint": {"every_samples": 2400},
+    });
     let run = Run::of(small(spec)).with_environment(apart.environment());
     let launched = run.start_in(&lab.inside(), &words);
     run.wait_for_steps(1, 5);
+    let loss = |run: &Run, step: u64| run.steps()[&step]["loss"].as_f64().unwrap();
+    assert!(
+        loss(&run, 1) < loss(&first, 1) - 0.5,
+        "it began from the model"
+    );
     lab.power_off(2);
     run.wait_for_steps(2, 5);
     apart.power_on(2, "ip route add unreachable 10.9.0.253/32");
@@ -710,6 +728,19 @@ fn a_host_that_cannot_use_the_bucket_is_named_and_joins_when_it_can() {
         "{error}"
     );
     assert_eq!(apart.prove(&run)["proved"], true);
+    let objects = apart.objects();
+    let companion =
+        |key: &String| key.contains("/step-") && key.ends_with("/generation_config.json");
+    assert!(objects.iter().any(companion), "{objects:?}");
+    let model = run.scratch().join("model");
+    let place = model.display().to_string();
+    let exported = run.call_in(&lab.inside(), "export", &["--out", &place]);
+    assert!(exported.status.success(), "{}", stderr(&exported));
+    assert!(
+        model.join("model.safetensors").exists(),
+        "{}",
+        stderr(&exported)
+    );
     lab.hosts().for_each(|host| lab.wait_for_none(host));
 }
 

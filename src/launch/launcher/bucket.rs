@@ -50,6 +50,17 @@ impl BucketRun {
 }
 
 impl Launcher<'_> {
+    /// The highest generation so far, 0 if there is none: on this machine, and in the bucket, which has more of them if the run
+    /// directory was restored from a copy.
+    pub(super) fn last_generation(&self) -> Result<u64, LaunchError> {
+        let here = self.run_dir.last_generation(&self.state)?;
+        let Some(bucket_run) = &self.bucket_run else {
+            return Ok(here);
+        };
+        let there = self.patiently(|_| bucket_copy::generations(&bucket_run.bucket))?;
+        Ok(here.max(there.first().copied().unwrap_or(0)))
+    }
+
     /// Begins a generation in the bucket. First closes the earlier ones, whose ranks may live on behind a cut network: they
     /// commit nothing from then on. Returns the generation from the newest checkpoint that they have committed, which no rank
     /// may have been able to report.
