@@ -14,6 +14,7 @@ use super::{CheckpointError, Checksum, History, verified};
 use crate::bucket::{Bucket, BucketError, Cause, Object};
 use crate::lifecycle::files;
 use crate::util::durable::{self, FileError};
+use crate::util::input;
 
 /// Content of the manifest of a checkpoint that is never committed.
 const WITHDRAWN: &[u8] = b"";
@@ -83,7 +84,7 @@ pub fn complete(
 
 /// Uploads a file and returns its entry for [`complete`].
 pub fn upload(bucket: &Bucket, file: &Path, key: &str) -> Result<FileEntry, CheckpointError> {
-    let entry = File::open(file).and_then(FileEntry::of_stream);
+    let entry = input::open(file).and_then(FileEntry::of_stream);
     let entry = entry.map_err(|error| FileError::from_io("read", file, 0, error))?;
     bucket.upload(file, key)?;
     Ok(entry)

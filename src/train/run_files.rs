@@ -2,7 +2,6 @@
 //! what they need from each other. `docs/checkpoints.md` lists every file with its place.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use super::run::{BuiltIn, Run};
@@ -11,7 +10,7 @@ use crate::bucket::{Bucket, BucketError, Cause};
 use crate::checkpoint::{CheckpointError, FileEntry, bucket_copy};
 use crate::lifecycle::{CheckpointRef, Generation, files};
 use crate::util::durable::{self, FileError, create_directory};
-use crate::util::tree;
+use crate::util::{input, tree};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Brought {
@@ -207,7 +206,7 @@ pub fn bring_inputs(bucket: &Bucket, run: &Path) -> Result<(), CheckpointError> 
         let partial = files::partial(&file);
         bucket_copy::complete(bucket, &key, &partial, entry)?;
         // After a power failure a file of this size has its content.
-        let renamed = File::open(&partial).and_then(|written| written.sync_all());
+        let renamed = input::open(&partial).and_then(|written| written.sync_all());
         renamed
             .and_then(|()| std::fs::rename(&partial, &file))
             .map_err(|error| FileError::from_io("rename", &partial, 0, error))?;
