@@ -70,6 +70,8 @@ const TABLE: &[(&str, &[&str])] = &[
     (
         "host",
         &[
+            "bucket",
+            "checkpoint",
             "external_trainer",
             "inventory",
             "lifecycle",
@@ -99,6 +101,7 @@ const TABLE: &[(&str, &[&str])] = &[
     (
         "launch",
         &[
+            "bucket",
             "checkpoint",
             "data",
             "engine",

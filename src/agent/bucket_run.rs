@@ -1,5 +1,5 @@
-//! The files of a run whose pods share no volume: a pod's run directory is its own disk, and a bucket has what pods need
-//! from each other. `docs/checkpoints.md` lists every file with its place.
+//! The part of a pod's work that waits for a bucket, in threads: the files of a run whose pods share no volume
+//! ([`run_files`]).
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -8,14 +8,12 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::{Membership, external, mirror};
-use crate::bucket::{Bucket, BucketError, Cause};
-use crate::checkpoint::{CheckpointError, bucket_copy};
+use crate::bucket::{Bucket, Cause};
+use crate::checkpoint::CheckpointError;
 use crate::external_trainer::choice;
 use crate::lifecycle::agent_state::Problem;
-use crate::lifecycle::{CheckpointRef, Generation, files};
-use crate::train::{Run, TrainState, checkpoint_ref};
-use crate::util::durable::{self, create_directory};
-use crate::util::tree;
+use crate::lifecycle::{Generation, files};
+use crate::train::run_files::{self, Brought, key_of};
 
 /// Pause before a pod looks again for what another pod prepares.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
@@ -34,14 +32,6 @@ pub struct BucketRun {
     waiting: Option<(u64, Instant)>,
     /// The generation whose logs are kept, and their thread.
     logs: Option<(u64, Instant, JoinHandle<()>)>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Brought {
-    /// The disk has everything that the ranks read.
-    Ready,
-    /// No pod has prepared the run yet.
-    Unprepared,
 }
 
 impl BucketRun {
@@ -69,7 +59,7 @@ impl BucketRun {
             let waited = waiting.1.elapsed();
             let thread = std::thread::spawn(move || {
                 let brought = if job.command.is_empty() {
-                    bring(&bucket, &run, &record, mine)
+                    run_files::bring(&bucket, &run, &record, mine)
                 } else {
                     let waited = mine.then_some(waited);
                     let place = external::checkpoints(&job.trainer_source(), &run)?;
@@ -114,24 +104,6 @@ impl BucketRun {
     }
 }
 
-fn bring(
-    bucket: &Bucket,
-    run: &Path,
-    record: &Generation,
-    mine: bool,
-) -> Result<Brought, CheckpointError> {
-    if !bring_run(bucket, run, mine)? {
-        return Ok(Brought::Unprepared);
-    }
-    if let Some(start) = &record.start {
-        bucket_copy::fetch(bucket, run, &start.path, checkpoint_ref::checksum(start)?)?;
-    }
-    if mine {
-        bucket.put_json(&key_of(record.number, files::RECORD), &record.sealed())?;
-    }
-    Ok(Brought::Ready)
-}
-
 /// Brings the checkpoint that the first member has chosen. The others follow once that one has it: before, the choice may
 /// be withdrawn. `waited`: how long the first member, and only that one, has waited for pods of the previous generation.
 fn bring_external(
@@ -170,88 +142,6 @@ fn bring_external(
         bucket.put_json(&key_of(record.number, files::RECORD), &record.sealed())?;
     }
     Ok(Brought::Ready)
-}
-
-/// The key of a generation's file.
-pub(super) fn key_of(generation: u64, file: &str) -> String {
-    format!("{}/{file}", files::generation(generation))
-}
-
-/// Makes `run.json` and the prepared data of disk and bucket the same; false if neither has them, or only the disk of a
-/// pod that is not the first. Of two pods that prepared the run, the bucket has the result of the first.
-fn bring_run(bucket: &Bucket, run: &Path, mine: bool) -> Result<bool, CheckpointError> {
-    let (file, data) = (run.join(files::RUN), run.join(files::DATA));
-    loop {
-        let own = match durable::read(&file) {
-            Err(error) if error.is_absent() => None,
-            read => Some(read?),
-        };
-        match (bucket.get(files::RUN)?, own) {
-            (Some(theirs), Some(own)) if theirs == own => return Ok(true),
-            (Some(theirs), _) => {
-                for outdated in [&file, &data] {
-                    durable::remove(outdated)?;
-                }
-                download_directory(bucket, files::DATA, &data)?;
-                check_data(bucket, &theirs, &data)?;
-                durable::write_atomically(&file, &theirs)?;
-                return Ok(true);
-            }
-            (None, Some(own)) if mine => {
-                for file in tree::files_below(&data)? {
-                    let key = format!("{}/{}", files::DATA, tree::relative(&file, &data));
-                    bucket.upload(&file, &key)?;
-                }
-                match bucket.create(files::RUN, own) {
-                    Err(error) if error.cause == Cause::Taken => continue,
-                    created => created?,
-                }
-                return Ok(true);
-            }
-            (None, _) => return Ok(false),
-        }
-    }
-}
-
-/// Brings what a proof of the ledger reads to this pod's disk: the run and its data. Returns the state of training in the
-/// checkpoint whose history it proves.
-pub fn bring_proof(
-    bucket: &Bucket,
-    run: &Path,
-    checkpoint: &CheckpointRef,
-) -> Result<TrainState, CheckpointError> {
-    create_directory(run)?;
-    bring_run(bucket, run, false)?;
-    for number in bucket_copy::generations(bucket)? {
-        let key = key_of(number, files::RECORD);
-        if let Some(bytes) = bucket.get(&key)? {
-            create_directory(&run.join(files::generation(number)))?;
-            durable::write_atomically(&run.join(key), &bytes)?;
-        }
-    }
-    let manifest = checkpoint_ref::checksum(checkpoint)?;
-    checkpoint_ref::state_in_bucket(bucket, &checkpoint.path, manifest)
-}
-
-/// Refuses data of another preparation than that of `run.json`.
-fn check_data(bucket: &Bucket, run: &[u8], data: &Path) -> Result<(), CheckpointError> {
-    let damaged = |message: String| BucketError::damaged(&bucket.url(files::DATA), message);
-    let run: Run = serde_json::from_slice(run).map_err(|error| damaged(error.to_string()))?;
-    match run.prepared(data) {
-        Ok(true) => Ok(()),
-        Ok(false) => Err(damaged("it is of another preparation than run.json".to_owned()).into()),
-        Err(error) => Err(damaged(error.to_string()).into()),
-    }
-}
-
-fn download_directory(bucket: &Bucket, key: &str, directory: &Path) -> Result<(), CheckpointError> {
-    for object in bucket.list(key)? {
-        let file = object.key[key.len()..].trim_start_matches('/');
-        let file = directory.join(file);
-        create_directory(file.parent().unwrap_or(directory))?;
-        bucket_copy::download(bucket, &object.key, &file, object.bytes)?;
-    }
-    Ok(())
 }
 
 /// Writes the logs and stacks of these ranks to the bucket.

@@ -16,12 +16,10 @@ mod retention;
 mod serve;
 mod volume;
 
-pub use bucket_run::bring_proof;
 pub use event_log::EventLog;
 pub use follow::follow;
 pub use input::{Answer, Identity, Input, Membership};
 pub use peers::Peers;
 pub use pod::PodAgent;
 use preparation::Preparation;
-use retention::Retention;
 pub use serve::{Service, listen, serve, serve_metrics};

@@ -19,13 +19,15 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 
-use super::{Answer, EventLog, Identity, Input, Membership, Preparation, Retention};
+use super::{Answer, EventLog, Identity, Input, Membership, Preparation, retention};
+use crate::checkpoint::Retention;
 use crate::host::{Event as RankEvent, HostGeneration};
 use crate::lifecycle::agent_state::{AgentState, Problem};
 use crate::lifecycle::generation::{Generation, Peer};
 use crate::lifecycle::protocol::{Ending, exit};
 use crate::lifecycle::rank_status::RankStatus;
 use crate::telemetry::{Event, Pace};
+use crate::train::TrainError;
 
 use super::bucket_run::BucketRun;
 use super::later::Search;
@@ -67,7 +69,7 @@ pub struct PodAgent {
     /// Copies its external trainer's checkpoints to the bucket.
     mirror: Option<Mirror>,
     pace: Pace,
-    retention: Retention,
+    retention: Retention<TrainError>,
     /// Whether the volume has later generations than the newest status.
     later: Option<Search>,
     /// The bucket did not answer, and [`AgentState::problem`] says so.
@@ -196,7 +198,10 @@ impl PodAgent {
             return;
         }
         let start = current.record.start.as_ref();
-        let tended = (self.retention).tend(&self.identity, first, checkpoint_ref, start);
+        let identity = &self.identity;
+        let tended = (self.retention).tend(checkpoint_ref, || {
+            retention::begin(identity, first, checkpoint_ref, start)
+        });
         if let Some(problem) = tended {
             self.warn(problem);
         }

@@ -10,10 +10,11 @@ use std::path::Path;
 use super::checksum::{FileEntry, Hasher, PIECE};
 use super::manifest::Manifest;
 use super::names::{Committed, MANIFEST};
-use super::{CheckpointError, Checksum, verified};
+use super::{CheckpointError, Checksum, History, verified};
 use crate::bucket::{Bucket, BucketError, Cause, Object};
 use crate::lifecycle::files;
 use crate::util::durable::{self, FileError};
+use crate::util::input;
 
 /// Content of the manifest of a checkpoint that is never committed.
 const WITHDRAWN: &[u8] = b"";
@@ -77,14 +78,16 @@ pub fn complete(
         return Ok(false);
     }
     let found = download(bucket, key, file, entry.bytes)?;
-    if found != entry.xxh3_128 {
-        let message = format!(
-            "its checksum is {found} where {} was written",
-            entry.xxh3_128
-        );
-        return Err(BucketError::damaged(&bucket.url(key), message).into());
-    }
+    check(bucket, key, found, entry)?;
     Ok(true)
+}
+
+/// Uploads a file and returns its entry for [`complete`].
+pub fn upload(bucket: &Bucket, file: &Path, key: &str) -> Result<FileEntry, CheckpointError> {
+    let entry = input::open(file).and_then(FileEntry::of_stream);
+    let entry = entry.map_err(|error| FileError::from_io("read", file, 0, error))?;
+    bucket.upload(file, key)?;
+    Ok(entry)
 }
 
 /// Downloads an object of `size` bytes and returns its checksum.
@@ -139,6 +142,87 @@ pub fn newest(bucket: &Bucket, generation: u64) -> Result<Option<Committed>, Che
         }
     }
     Ok(None)
+}
+
+/// All checkpoints in the bucket, as [`super::list`] lists those of a directory. Their paths are keys.
+pub fn list(bucket: &Bucket) -> Result<History, CheckpointError> {
+    let mut history = History::default();
+    let objects = bucket.list("")?;
+    for ((_, path), objects) in stored(&objects) {
+        if !is_committed(path, &objects) {
+            continue;
+        }
+        let Some(bytes) = bucket.get(&manifest_of(path))? else {
+            continue;
+        };
+        let path = Path::new(path);
+        match Manifest::parse(path, &bytes) {
+            Ok(manifest) => {
+                let committed = manifest.committed(path, Checksum::of(&bytes));
+                history.committed.push(committed);
+            }
+            Err(error) => history.damaged.push(error),
+        }
+    }
+    Ok(history)
+}
+
+/// Reads all of a checkpoint and compares it with its manifest, which has this checksum.
+pub fn verify(bucket: &Bucket, path: &str, expected: Checksum) -> Result<(), CheckpointError> {
+    let directory = Path::new(path);
+    let bytes = pinned(bucket, path, directory, expected)?;
+    for (name, entry) in &Manifest::parse(directory, &bytes)?.files {
+        let key = format!("{path}/{name}");
+        let mut hasher = Hasher::default();
+        bucket.download(&Object::of(&key, entry.bytes), |piece| {
+            hasher.update(piece);
+            true
+        })?;
+        check(bucket, &key, hasher.finish().xxh3_128, *entry)?;
+    }
+    Ok(())
+}
+
+/// Refuses content with another checksum than its entry has.
+fn check(
+    bucket: &Bucket,
+    key: &str,
+    found: Checksum,
+    entry: FileEntry,
+) -> Result<(), CheckpointError> {
+    if found == entry.xxh3_128 {
+        return Ok(());
+    }
+    let message = format!(
+        "its checksum is {found} where {} was written",
+        entry.xxh3_128
+    );
+    Err(BucketError::damaged(&bucket.url(key), message).into())
+}
+
+/// The key of a checkpoint's manifest.
+fn manifest_of(path: &str) -> String {
+    format!("{path}/{MANIFEST}")
+}
+
+/// The objects of each checkpoint, by its generation and step, and its path; the oldest checkpoint first.
+fn stored(objects: &[Object]) -> BTreeMap<((u64, u64), &str), Vec<&Object>> {
+    let mut stored: BTreeMap<_, Vec<&Object>> = BTreeMap::new();
+    for object in objects {
+        if let Some((path, _)) = object.key.rsplit_once('/')
+            && let Some(place) = files::parse_checkpoint_path(path)
+        {
+            stored.entry((place, path)).or_default().push(object);
+        }
+    }
+    stored
+}
+
+/// Whether the objects of a checkpoint have a manifest that was not withdrawn.
+fn is_committed(path: &str, objects: &[&Object]) -> bool {
+    let manifest = manifest_of(path);
+    let mut manifests = objects.iter().filter(|object| object.key == manifest);
+    manifests.any(|object| object.bytes > WITHDRAWN.len() as u64)
 }
 
 /// Gives every checkpoint of a generation that has no manifest an empty one, with which it is none: a manifest is created
@@ -196,21 +280,7 @@ pub fn retain(
         return Ok(());
     };
     let objects = bucket.list("")?;
-    // The oldest first.
-    let mut stored: BTreeMap<_, Vec<&Object>> = BTreeMap::new();
-    for object in &objects {
-        if let Some((path, _)) = object.key.rsplit_once('/')
-            && let Some(place) = files::parse_checkpoint_path(path)
-        {
-            stored.entry((place, path)).or_default().push(object);
-        }
-    }
-    let manifest = |path: &str| format!("{path}/{MANIFEST}");
-    let is_committed = |path: &str, objects: &[&Object]| {
-        let manifest = manifest(path);
-        let mut manifests = objects.iter().filter(|object| object.key == manifest);
-        manifests.any(|object| object.bytes > WITHDRAWN.len() as u64)
-    };
+    let stored = stored(&objects);
     let committed = stored
         .iter()
         .filter(|((place, path), objects)| *place <= known && is_committed(path, objects));
@@ -228,7 +298,7 @@ pub fn retain(
         }
         surplus -= u64::from(is_committed(path, objects));
         if start != Some(*path) {
-            bucket.delete(&manifest(path))?;
+            bucket.delete(&manifest_of(path))?;
             for object in objects {
                 bucket.delete(&object.key)?;
             }

@@ -22,6 +22,7 @@ pub mod lineage;
 mod manifest;
 mod names;
 mod reader;
+mod retention;
 pub mod tensor_file;
 mod unit_file;
 mod verified;
@@ -38,6 +39,7 @@ pub use history::{History, latest, list, newest, remove_copies, retain_in_run, s
 pub use manifest::{Manifest, Part};
 pub use names::{ADAPTER_CONFIG, ADAPTER_MODEL, Committed, STATE, Target, is_evenkeel_checkpoint};
 pub use reader::Checkpoint;
+pub use retention::Retention;
 pub use unit_file::{TensorShape, UnitShape};
 pub use verified::Damage;
 pub use writer::Writer;

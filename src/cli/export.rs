@@ -59,7 +59,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let place = if is_model(&args.run) {
         Place::of_directory(args.run.clone())?
     } else {
-        Place::of_run(&run_arg::find(&args.run)?)?
+        run_arg::newest_of(&run_arg::find(&args.run)?)?
     };
     let request = Export {
         out: &args.out,

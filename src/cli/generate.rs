@@ -91,7 +91,7 @@ fn place(name: &str, revision: Option<&str>) -> anyhow::Result<Place> {
     match run_arg::find(path) {
         Ok(run_dir) => {
             refuse("a run")?;
-            Ok(Place::of_run(&run_dir)?)
+            run_arg::newest_of(&run_dir)
         }
         Err(_) if data::is_model_on_hub(&launch::base()?, name) => {
             let repo = Repo::model(name, revision);

@@ -22,6 +22,7 @@ use super::{
     parse_launch, refuse_unread, render, report, typed,
 };
 use crate::api::TrainerDevice;
+use crate::bucket::Bucket;
 use crate::data::Phase;
 use crate::external_trainer;
 use crate::hub::Hub;
@@ -38,6 +39,7 @@ use crate::lifecycle::stall::{OnStall, ProgressDeadline};
 use crate::plan::{AskedRunner, MOST_GPUS, OomPolicy, Runner};
 use crate::recipe::{self, Diagnostic, Origin, ReadError, Recipe, Spec, trainer_command};
 use crate::telemetry::{Display, Event, Mode};
+use crate::train::run_files::publish;
 use crate::util::durable::FileError;
 
 /// Longest wait for the launcher of a node that Slurm has given up.
@@ -60,8 +62,9 @@ Examples:
       --per_device_train_batch_size 8
     evenkeel launch --gpus 4 -- accelerate launch --config_file fsdp.yaml \\
       sft.py --config recipe.yaml
-  other machines, which share the run's directory
+  other machines, which share the run's directory or a bucket
     evenkeel launch recipe.yaml --on ssh:h1,h2 --out /shared/run
+    evenkeel launch recipe.yaml --on ssh:h1,h2 --bucket s3://bucket/prefix
     evenkeel launch recipe.yaml --on slurm --nodes 8 --gpus-per-node 8 \\
       --time 12:00:00 --out /shared/run
   a cluster
@@ -215,12 +218,18 @@ impl Args {
                 "`--nodes` launches on a cluster, and `--on {place}` does not; remove one of them"
             ),
             Place::Ssh(_) => {
-                let flag = self.cluster.flag().or(self.slurm.flag());
+                let flag = self.cluster.flag_without_bucket().or(self.slurm.flag());
                 if let Some(flag) = flag.or(per_node) {
                     bail!("`{flag}` does not apply to `--on ssh`; remove it");
                 }
             }
             Place::Here => {
+                if self.cluster.bucket().is_some() {
+                    bail!(
+                        "`--bucket` is for hosts or pods, and this run is on one machine; add `--on ssh:HOSTS`, `--on slurm` or \
+                         `--nodes N`, or remove it"
+                    );
+                }
                 needs(self.cluster.flag(), "--nodes")?;
                 needs(self.slurm.flag(), "--on slurm")?;
             }
@@ -464,6 +473,12 @@ fn refuse_for_trainer(args: &Args, recipe: &Recipe) -> anyhow::Result<()> {
     if let Some(flag) = first_set(&built_in_only).filter(|_| external) {
         bail!("{flag} applies only to the built-in trainer; remove it");
     }
+    if external && args.cluster.bucket().is_some() {
+        bail!(
+            "on hosts `--bucket` keeps only what the built-in trainer writes; put the run of your program into a directory that \
+             all hosts have with `--out`, or launch it on a cluster with `--nodes N`"
+        );
+    }
     let script = trainer_command::script(&recipe.spec.trainer.command);
     if let Some(script) = script.filter(|script| !args.resume && !Path::new(script).exists()) {
         bail!(
@@ -573,6 +588,7 @@ fn launch(
         },
         ..recipe.clone()
     };
+    let bucket = bucket(args, &run_dir, hosts.is_some())?;
     let runner = Runner::of(
         &recipe.spec,
         AskedRunner::Launch,
@@ -596,6 +612,7 @@ fn launch(
         gpus: processes.gpus.iter().map(|gpu| gpu.id.clone()).collect(),
         gpus_together: processes.together,
         most_on_a_host: hosts.as_ref().map_or(u64::MAX, Hosts::most_on_a_host),
+        bucket: args.cluster.bucket().map(str::to_owned),
         resume: args.resume,
         signals: signals.count(),
     };
@@ -632,7 +649,12 @@ fn launch(
     let run_lock = acquire(run_dir, &asked, &recipe.spec, longest, &signals)?;
     let run_dir = run_lock.run_dir();
     if let Some(hosts) = &mut hosts {
-        hosts.share(run_dir.path())?;
+        if let Some(bucket) = &bucket {
+            hosts.reach_bucket(bucket)?;
+        }
+        if bucket.is_none() || hosts.share_small_files() {
+            hosts.share(run_dir.path())?;
+        }
         if external {
             let trainer = requirements(run_dir, recipe, args.resume)?;
             hosts.can_run(trainer, &recipe.key("trainer.checkpoint_dir"))?;
@@ -703,6 +725,21 @@ fn launch(
     if !args.resume {
         index::add(run_dir);
     }
+    if let Some(url) = &prepared.run.bucket {
+        let published = publish(&Bucket::open(url)?, run_dir.path(), &mut |done, total| {
+            display.event(&Event::Preparing {
+                what: format!("copying the data to {url}"),
+                done,
+                total,
+            });
+            !signals.is_raised()
+        });
+        if !published.map_err(LaunchError::from)? {
+            drop(display);
+            ending.leave_to_next();
+            return Ok(stopped(Some(run_dir), &signals));
+        }
+    }
     let run = &prepared.run;
     display.event(&Event::Planned {
         name: run_dir.path().display().to_string(),
@@ -743,6 +780,31 @@ fn launch(
     };
     drop(display);
     finish(run_dir, &end, external)
+}
+
+/// The bucket in which the run's hosts can keep it: the typed one for a new run, and for a resume that of the run. `elsewhere`:
+/// other hosts run the ranks.
+fn bucket(args: &Args, run_dir: &RunDir, elsewhere: bool) -> anyhow::Result<Option<Bucket>> {
+    let typed = args.cluster.bucket();
+    if !args.resume {
+        return Ok(typed.map(Bucket::open).transpose()?);
+    }
+    let place = run_dir.path().display();
+    match (run_dir.run()?.bucket, typed) {
+        (None, None) => Ok(None),
+        (None, Some(_)) => bail!(
+            "the checkpoints of {place} are in this directory, and a resume does not move them; remove `--bucket`"
+        ),
+        (Some(url), Some(typed))
+            if !url.starts_with(&format!("{}/", typed.trim_end_matches('/'))) =>
+        {
+            bail!("the checkpoints of {place} are in {url}; remove `--bucket {typed}`")
+        }
+        (Some(url), _) if !elsewhere => bail!(
+            "the checkpoints of {place} are in {url}, and this machine is none of its hosts; add `--on ssh:HOSTS` or `--on slurm`"
+        ),
+        (Some(url), _) => Ok(Some(Bucket::open(&url)?)),
+    }
 }
 
 /// Locks the run's directory. `longest`: how long to wait for another launcher that holds it.

@@ -7,12 +7,11 @@ use anyhow::Context;
 
 use super::EXIT_REFUSED;
 use super::output::print_as_is;
-use crate::agent;
 use crate::bucket::Bucket;
 use crate::launch::{RunDir, proof};
 use crate::lifecycle::CheckpointRef;
 use crate::lifecycle::verdict::Verdict;
-use crate::train::{TrainState, checkpoint_ref};
+use crate::train::{TrainState, checkpoint_ref, run_files};
 
 /// Prove the ledger of a TrainingJob (started by its controller).
 #[derive(clap::Args)]
@@ -56,7 +55,7 @@ fn prove(args: &Args) -> anyhow::Result<Verdict> {
     let checkpoint: CheckpointRef =
         serde_json::from_str(&args.checkpoint).context("reading --checkpoint")?;
     let state = match &args.bucket {
-        Some(url) => agent::bring_proof(&Bucket::open(url)?, &args.run, &checkpoint)?,
+        Some(url) => run_files::bring_proof(&Bucket::open(url)?, &args.run, &checkpoint)?,
         // Weights are verified when they are loaded.
         None => TrainState::from_checkpoint(&checkpoint_ref::open_lazily(&args.run, &checkpoint)?)?,
     };

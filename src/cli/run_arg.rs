@@ -7,8 +7,20 @@ use anyhow::bail;
 use super::cluster::ClusterArgs;
 use super::output::say;
 use super::slurm;
+use crate::launch::generator::Place;
 pub use crate::launch::run_path::RUNS;
 use crate::launch::{RunDir, index};
+
+/// The newest checkpoint of a run, copied here if it is in a bucket.
+pub fn newest_of(run_dir: &RunDir) -> anyhow::Result<Place> {
+    if let Some(url) = run_dir.run()?.bucket {
+        let place = run_dir.path().display();
+        say(format_args!(
+            "note: copying the newest checkpoint from {url} to {place}\n"
+        ));
+    }
+    Ok(Place::of_run(run_dir)?)
+}
 
 /// A run on this machine or a TrainingJob on a cluster.
 #[derive(Debug, Clone, clap::Args)]

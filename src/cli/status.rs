@@ -371,6 +371,7 @@ fn show(run_dir: &RunDir, output: Format) -> anyhow::Result<View> {
             "budget_samples": run.horizon.budget_samples,
             "per_device_batch_size_limit": state.per_device_batch_size_limit,
             "committed": state.checkpoint_ref,
+            "bucket": run.bucket,
             "last_step": steps.first(),
             "generations": state.generations,
             "hosts": state.hosts,
@@ -421,6 +422,9 @@ fn show(run_dir: &RunDir, output: Format) -> anyhow::Result<View> {
             count(checkpoint_ref.samples, "sample")
         ))?,
         None => line(format_args!("  checkpoint  none yet"))?,
+    }
+    if let Some(bucket) = &run.bucket {
+        line(format_args!("  bucket      {bucket}"))?;
     }
     print(format_args!(
         "\n{}",

@@ -11,7 +11,7 @@ use rustix::process::Signal;
 
 use super::program::{ExternalProgram, Start};
 use super::ranks::{Event, News, RankGroup, Ranks};
-use super::remote::{RemoteRanks, Share};
+use super::remote::{Gate, RemoteRanks, Share};
 use super::silence::Silence;
 use super::stall::ExternalStall;
 use super::tail::{Tail, new_output};
@@ -97,11 +97,19 @@ impl HostGeneration {
     ) -> HostGeneration {
         let watch = watch(start, external.as_deref());
         let firsts = start.generation.shares().map(|(first, _)| first);
+        let gate = (start.bucket).map(|_| Gate::of(start.generation.number, shares));
         let ranks = |(share, first): (&Share, u64)| -> Box<dyn RankGroup + Send> {
             let progress = watch.as_ref().filter(|_| first == 0);
             let program = external.as_deref().map(ExternalProgram::of);
             let program = program.map(|it| it.with(progress.map(ProgressWatch::variable)));
-            Box::new(RemoteRanks::start(start, program, share, first, events))
+            let gate = gate.clone();
+            Box::new(RemoteRanks::start(
+                start,
+                program,
+                (share, first),
+                gate,
+                events,
+            ))
         };
         let ranks = shares.iter().zip(firsts).map(ranks).collect();
         HostGeneration::of(start, external, watch, ranks)
@@ -216,6 +224,7 @@ impl HostGeneration {
                     watch.take_post(*progress);
                 }
             }
+            News::Printed(_) | News::Stacks(_) => {}
             News::Exited(ending) => {
                 status.end(*ending, self.external.is_some() && self.trouble.is_some());
             }
@@ -321,6 +330,13 @@ impl HostGeneration {
                 self.trouble.get_or_insert_with(Instant::now);
             }
         }
+    }
+
+    /// This checkpoint is committed: hosts with their own disks need no copies of older ones.
+    pub fn committed(&mut self, path: &str) {
+        self.ranks
+            .iter_mut()
+            .for_each(|group| group.committed(path));
     }
 
     fn order_all(&mut self, order: Order) {

@@ -4,6 +4,7 @@
 
 mod generation;
 mod oom_killer;
+pub mod own_disk;
 mod program;
 mod ranks;
 mod remote;

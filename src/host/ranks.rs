@@ -45,12 +45,16 @@ pub enum News {
     Report(Box<Report>),
     /// What an external trainer has posted on its host.
     Posted(Progress),
+    /// A line that it has written to its log, on a disk that the launcher does not share.
+    Printed(String),
+    /// Its stacks, on such a disk.
+    Stacks(String),
     /// The rank's process ended; no more events follow.
     Exited(Ending),
 }
 
-/// Where ranks send their events, each of which becomes an input of a loop.
-pub fn events_into<Input: Send + 'static>(
+/// Where ranks and threads send their events, each of which becomes an input of a loop.
+pub fn events_into<Event: Send + 'static, Input: Send + 'static>(
     inputs: &Sender<Input>,
     input: fn(Event) -> Input,
 ) -> Sender<Event> {
@@ -186,6 +190,9 @@ pub trait RankGroup {
 
     /// Sends one rank an order; ignored if the rank has ended.
     fn order(&mut self, rank: u64, order: Order);
+
+    /// This checkpoint is committed in the bucket of a run whose hosts have their own disks.
+    fn committed(&mut self, _path: &str) {}
 
     /// Kills one rank if it still runs.
     fn kill_one(&mut self, rank: u64);

@@ -4,11 +4,11 @@
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::ops::Range;
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -27,6 +27,8 @@ const GREETING: Duration = Duration::from_secs(60);
 const FAREWELL: Duration = Duration::from_secs(2);
 /// Bytes of the connecting command's error output that messages may show.
 const ERRORS: usize = 4096;
+/// Longest wait for a test of a bucket, whose requests are repeated for some time.
+const CHECK: Duration = Duration::from_secs(120);
 /// Longest line of it in a message, bytes.
 const LINE: usize = 200;
 
@@ -61,6 +63,8 @@ struct Shared {
     state: Mutex<State>,
     /// Where the events of ranks go.
     events: Mutex<Option<Sender<Event>>>,
+    /// The gate of the newest generation, if the hosts have their own disks.
+    gate: Mutex<Option<Arc<Gate>>>,
     /// The kernel has killed processes there since the ranks were started.
     oom_killed: AtomicBool,
 }
@@ -100,6 +104,7 @@ impl Remote {
             heard: Mutex::new(Instant::now()),
             state: Mutex::new(State::Connected),
             events: Mutex::new(None),
+            gate: Mutex::new(None),
             oom_killed: AtomicBool::new(false),
         });
         let (answer, answers) = channel();
@@ -201,12 +206,37 @@ impl Remote {
         }
     }
 
+    /// Why ranks there cannot use a bucket that has this text under this key; `None`: they can.
+    pub fn check(&self, url: &str, key: &str, text: &str) -> Option<String> {
+        let asked = ToHost::Check {
+            url: url.to_owned(),
+            key: key.to_owned(),
+            text: text.to_owned(),
+        };
+        match self.ask_within(CHECK, asked) {
+            Some(FromHost::Checked { problem }) => problem,
+            _ => Some("it does not answer".to_owned()),
+        }
+    }
+
+    /// Removes a run from the host's own disk.
+    pub fn clear(&self, run_dir: &Path) {
+        let run_dir = run_dir.to_owned();
+        // A host that is lost meanwhile keeps its copy.
+        let _ = self.ask(ToHost::Clear { run_dir });
+    }
+
     fn ask(&self, message: ToHost) -> Option<FromHost> {
+        self.ask_within(LOST, message)
+    }
+
+    /// The answer to a question; `None` if the connection ends, or after this time.
+    fn ask_within(&self, longest: Duration, message: ToHost) -> Option<FromHost> {
         let answers = lock(&self.answers);
         // An answer that came too late is not the next question's.
         while answers.try_recv().is_ok() {}
         self.say(message);
-        answers.recv_timeout(LOST).ok()
+        answers.recv_timeout(longest).ok()
     }
 
     fn say(&self, message: ToHost) {
@@ -247,7 +277,15 @@ impl Shared {
                 FromHost::OomKilled => self.oom_killed.store(true, Ordering::Release),
                 FromHost::Leaving => *lock(&self.state) = State::Leaving,
                 FromHost::Alive => {}
+                FromHost::Brought { generation } => {
+                    let gate = lock(&self.gate).clone();
+                    if let Some(gate) = gate.filter(|gate| gate.generation == generation) {
+                        gate.arrive();
+                    }
+                }
                 FromHost::Here(_)
+                | FromHost::Checked { .. }
+                | FromHost::Cleared
                 | FromHost::Read { .. }
                 | FromHost::Found { .. }
                 | FromHost::Port { .. }
@@ -333,9 +371,43 @@ fn ended(child: &mut Child, said: &Said) -> Unreached {
     Unreached::Ended { code, said }
 }
 
+/// Starts the ranks of a generation on all of its hosts once each host has what they read: a rank waits only for some time
+/// for the others.
+pub struct Gate {
+    generation: u64,
+    /// Hosts that still bring their files.
+    missing: Mutex<usize>,
+    hosts: Vec<Weak<Remote>>,
+}
+
+impl Gate {
+    pub fn of(generation: u64, shares: &[Share]) -> Arc<Gate> {
+        Arc::new(Gate {
+            generation,
+            missing: Mutex::new(shares.len()),
+            // A gate keeps no connection open.
+            hosts: (shares.iter().map(|share| Arc::downgrade(&share.host))).collect(),
+        })
+    }
+
+    /// One more host has its files.
+    fn arrive(&self) {
+        let mut missing = lock(&self.missing);
+        *missing = missing.saturating_sub(1);
+        if *missing == 0 {
+            let generation = self.generation;
+            for host in self.hosts.iter().filter_map(Weak::upgrade) {
+                host.say(ToHost::Begin { generation });
+            }
+        }
+    }
+}
+
 /// The ranks of a generation for one host.
 pub struct Share {
     pub host: Arc<Remote>,
+    /// The run directory on its own disk, if the hosts share none.
+    pub own_disk: PathBuf,
     pub count: u64,
     /// `CUDA_VISIBLE_DEVICES` of each rank; empty if they compute on the CPU.
     pub gpus: Vec<String>,
@@ -345,6 +417,8 @@ pub struct Share {
 pub struct RemoteRanks {
     host: Arc<Remote>,
     ranks: Range<u64>,
+    /// Whether the host has its own disk.
+    own_disk: bool,
 }
 
 impl RemoteRanks {
@@ -352,16 +426,23 @@ impl RemoteRanks {
     pub fn start(
         start: &Start<'_>,
         external: Option<ExternalProgram>,
-        share: &Share,
-        first: u64,
+        (share, first): (&Share, u64),
+        gate: Option<Arc<Gate>>,
         events: &Sender<Event>,
     ) -> RemoteRanks {
         let shared = &share.host.shared;
+        *lock(&shared.gate) = gate;
         *lock(&shared.events) = Some(events.clone());
         shared.oom_killed.store(false, Ordering::Release);
+        let own_disk = start.bucket.is_some();
+        let run_dir = if own_disk {
+            share.own_disk.clone()
+        } else {
+            std::path::absolute(start.run_dir).unwrap_or_else(|_| start.run_dir.to_owned())
+        };
         share.host.say(ToHost::Start(Box::new(StartRanks {
-            run_dir: std::path::absolute(start.run_dir)
-                .unwrap_or_else(|_| start.run_dir.to_owned()),
+            run_dir,
+            bucket: start.bucket.map(str::to_owned),
             generation: start.generation.clone(),
             first,
             count: share.count,
@@ -373,6 +454,7 @@ impl RemoteRanks {
         RemoteRanks {
             host: Arc::clone(&share.host),
             ranks: first..first + share.count,
+            own_disk,
         }
     }
 }
@@ -388,6 +470,13 @@ impl RankGroup for RemoteRanks {
 
     fn order(&mut self, rank: u64, order: Order) {
         self.host.say(ToHost::Order { rank, order });
+    }
+
+    fn committed(&mut self, path: &str) {
+        if self.own_disk {
+            let path = path.to_owned();
+            self.host.say(ToHost::Committed { path });
+        }
     }
 
     fn kill_one(&mut self, rank: u64) {

@@ -5,23 +5,33 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::io::{self, BufRead, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream, ToSocketAddrs};
-use std::path::Path;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::own_disk::{self, Done, NotBrought, Task};
 use super::program::Start;
 use super::ranks::{Event, News, RankGroup, Ranks, events_into};
+use super::tail::{Tail, new_output};
 use super::wire::{BEAT, CONNECT, FENCE, Facts, FromHost, StartRanks, ToHost};
 use crate::external_trainer::{self, PostServer};
+use crate::lifecycle::files;
 use crate::lifecycle::generation::Address;
-use crate::lifecycle::protocol::{Ending, Report, exit};
+use crate::lifecycle::protocol::{Ending, Order, Report, exit};
 use crate::util::{input, port};
+
+/// Time after which the user learns that a host still copies files.
+const LONG_COPY: Duration = Duration::from_secs(10);
+/// Largest file of stacks, bytes.
+const STACKS: u64 = 4 << 20;
 
 /// An input of the loop.
 pub enum Input {
     Message(ToHost),
     Rank(Event),
+    /// Work for a run on this host's own disk has ended.
+    Done(Done),
     /// SIGTERM: the machine is about to end this process.
     Terminate,
     /// The connection has ended.
@@ -58,10 +68,16 @@ impl Host<'_> {
         passed_on: &Sender<Input>,
         output: impl Write,
     ) -> io::Result<()> {
+        let (tasks, taken) = channel();
+        own_disk::start(taken, events_into(passed_on, Input::Done))?;
         let mut session = Session {
             host: self,
             output,
             events: events_into(passed_on, Input::Rank),
+            tasks,
+            waiting: None,
+            tails: Vec::new(),
+            own: None,
             listener: None,
             ranks: None,
             posts: None,
@@ -88,6 +104,7 @@ impl Host<'_> {
                     session.take(message)?;
                 }
                 Some(Input::Rank(event)) => session.pass_on(event)?,
+                Some(Input::Done(done)) => session.take_done(done)?,
                 Some(Input::Terminate) => {
                     leaves = true;
                     session.say(&FromHost::Leaving)?;
@@ -107,6 +124,8 @@ impl Host<'_> {
             if beaten.elapsed() >= BEAT {
                 beaten = Instant::now();
                 session.pass_posts_on()?;
+                session.pass_output_on(None)?;
+                session.report_wait()?;
                 session.say(&FromHost::Alive)?;
             }
         }
@@ -119,6 +138,14 @@ struct Session<'a, Output> {
     output: Output,
     /// Where ranks send their events.
     events: Sender<Event>,
+    /// Work that waits for a bucket.
+    tasks: Sender<Task>,
+    /// Ranks that are not started yet.
+    waiting: Option<Waiting>,
+    /// The logs of the ranks, if the launcher does not share this disk.
+    tails: Vec<(u64, Tail)>,
+    /// The run directory on this host's own disk, and the checkpoint from which the ranks started.
+    own: Option<(PathBuf, Option<String>)>,
     listener: Option<TcpListener>,
     ranks: Option<Ranks>,
     /// Takes what the ranks of an external trainer post.
@@ -126,6 +153,31 @@ struct Session<'a, Output> {
     generation: u64,
     /// Ranks whose processes have not ended.
     running: BTreeSet<u64>,
+}
+
+/// Ranks that start when all hosts of the generation have what they read.
+struct Waiting {
+    start: Box<StartRanks>,
+    since: Instant,
+    /// This host has it.
+    is_brought: bool,
+    /// The user knows that this takes long.
+    is_known: bool,
+    orders: Vec<(u64, Order)>,
+}
+
+impl Waiting {
+    fn ranks(&self) -> std::ops::Range<u64> {
+        self.start.first..self.start.first + self.start.count
+    }
+
+    fn event(&self, rank: u64, news: News) -> FromHost {
+        FromHost::Rank(Event {
+            generation: self.start.generation.number,
+            rank,
+            news,
+        })
+    }
 }
 
 impl<Output: Write> Session<'_, Output> {
@@ -166,13 +218,44 @@ impl<Output: Write> Session<'_, Output> {
                 });
                 self.say(&FromHost::Connected { problems })
             }
-            ToHost::Start(start) => self.start(&start),
+            ToHost::Check { url, key, text } => self.work(Task::Check { url, key, text }),
+            ToHost::Start(start) => self.start(start),
+            ToHost::Begin { generation } => {
+                let of_this = |waiting: &mut Waiting| waiting.start.generation.number == generation;
+                match self.waiting.take_if(of_this) {
+                    Some(Waiting { start, orders, .. }) => {
+                        self.begin(&start)?;
+                        for (rank, order) in orders {
+                            self.ranks.iter_mut().for_each(|it| it.order(rank, order));
+                        }
+                        Ok(())
+                    }
+                    None => Ok(()),
+                }
+            }
+            ToHost::Committed { path } => match self.own.clone() {
+                Some((run_dir, start)) => self.work(Task::RemoveCopies {
+                    run_dir,
+                    newest: path,
+                    start,
+                }),
+                None => Ok(()),
+            },
+            ToHost::Clear { run_dir } => {
+                self.ranks = None;
+                self.waiting = None;
+                let run_dir = own_disk::directory(&run_dir)?;
+                self.work(Task::Clear { run_dir })
+            }
             ToHost::Order { rank, order } => {
-                if let Some(ranks) = &mut self.ranks {
+                if let Some(waiting) = &mut self.waiting {
+                    waiting.orders.push((rank, order));
+                } else if let Some(ranks) = &mut self.ranks {
                     ranks.order(rank, order);
                 }
                 Ok(())
             }
+            ToHost::Kill { .. } if self.waiting.is_some() => self.give_up_waiting(),
             ToHost::Kill { rank } => {
                 if let Some(ranks) = &mut self.ranks {
                     let all = ranks.ranks();
@@ -189,14 +272,155 @@ impl<Output: Write> Session<'_, Output> {
         }
     }
 
-    /// Starts the ranks of a generation. Those of an earlier one are killed.
-    fn start(&mut self, start: &StartRanks) -> io::Result<()> {
+    fn work(&self, task: Task) -> io::Result<()> {
+        let ended = |_| io::Error::other("the thread of this host's disk has ended");
+        self.tasks.send(task).map_err(ended)
+    }
+
+    /// Takes what has become of a task.
+    fn take_done(&mut self, done: Done) -> io::Result<()> {
+        let (generation, result) = match done {
+            Done::Checked { problem } => return self.say(&FromHost::Checked { problem }),
+            Done::Cleared => return self.say(&FromHost::Cleared),
+            Done::Brought { generation, result } => (generation, result),
+        };
+        let of_this = |waiting: &&mut Waiting| waiting.start.generation.number == generation;
+        let Some(waiting) = self.waiting.as_mut().filter(of_this) else {
+            return Ok(());
+        };
+        let report = match result {
+            Ok(()) => {
+                waiting.is_brought = true;
+                return self.say(&FromHost::Brought { generation });
+            }
+            // The run continues on hosts that reach the bucket. This one is tested before it is used again.
+            Err(NotBrought::Bucket(error)) => return Err(io::Error::other(error)),
+            Err(NotBrought::Damaged(message)) => Report::Failed {
+                message,
+                deterministic: true,
+            },
+            Err(NotBrought::Disk(error)) => Report::VolumeFailed {
+                message: error.to_string(),
+            },
+        };
+        let failed = self.waiting.take().map(|waiting| waiting.start);
+        let events = failed.into_iter().flat_map(|start| ended(&start, &report));
+        (events.collect::<Vec<_>>().into_iter())
+            .try_for_each(|event| self.say(&FromHost::Rank(event)))
+    }
+
+    /// Ends ranks that are not started, as if they were killed.
+    fn give_up_waiting(&mut self) -> io::Result<()> {
+        let Some(waiting) = self.waiting.take() else {
+            return Ok(());
+        };
+        let killed = Ending::Signal(rustix::process::Signal::KILL.as_raw());
+        waiting
+            .ranks()
+            .map(|rank| waiting.event(rank, News::Exited(killed)))
+            .try_for_each(|event| self.say(&event))
+    }
+
+    /// Ranks that are not started send no heartbeat.
+    fn report_wait(&mut self) -> io::Result<()> {
+        let Some(waiting) = &mut self.waiting else {
+            return Ok(());
+        };
+        let connecting = |rank| waiting.event(rank, News::Report(Box::new(Report::Connecting)));
+        let mut said: Vec<FromHost> = waiting.ranks().map(connecting).collect();
+        if !waiting.is_brought && !waiting.is_known && waiting.since.elapsed() > LONG_COPY {
+            let url = waiting.start.bucket.as_deref().unwrap_or_default();
+            let first = waiting.start.first;
+            let message = format!("the host of rank {first} copies the run's files from {url}");
+            let warning = News::Report(Box::new(Report::Warning { message }));
+            said.push(waiting.event(first, warning));
+            waiting.is_known = true;
+        }
+        said.iter().try_for_each(|said| self.say(said))
+    }
+
+    /// Passes on what ranks have written to their logs; `ended`: this rank has exited, so that is all.
+    fn pass_output_on(&mut self, ended: Option<u64>) -> io::Result<()> {
+        let mut lines = Vec::new();
+        for (rank, tail) in &mut self.tails {
+            let is_last = ended == Some(*rank);
+            if ended.is_none() || is_last {
+                let tail = std::slice::from_mut(tail);
+                new_output(tail, None, is_last, |rank, line| lines.push((rank, line)));
+            }
+        }
+        for (rank, line) in lines {
+            self.say_of(rank, News::Printed(line))?;
+        }
+        Ok(())
+    }
+
+    /// Passes on the stacks of a rank that makes no progress.
+    fn pass_stacks_on(&mut self, rank: u64) -> io::Result<()> {
+        let Some((run_dir, _)) = &self.own else {
+            return Ok(());
+        };
+        let file = run_dir.join(files::stacks(self.generation, rank));
+        match input::read(&file, STACKS) {
+            Ok(stacks) => {
+                let stacks = String::from_utf8_lossy(&stacks).into_owned();
+                self.say_of(rank, News::Stacks(stacks))
+            }
+            // The report says what it does.
+            Err(_) => Ok(()),
+        }
+    }
+
+    fn say_of(&mut self, rank: u64, news: News) -> io::Result<()> {
+        self.say(&FromHost::Rank(Event {
+            generation: self.generation,
+            rank,
+            news,
+        }))
+    }
+
+    /// Starts the ranks of a generation, or first brings what they read. Those of an earlier one are killed.
+    fn start(&mut self, mut start: Box<StartRanks>) -> io::Result<()> {
         self.ranks = None;
         self.posts = None;
+        self.running.clear();
+        self.waiting = None;
+        self.tails.clear();
+        self.own = None;
+        self.generation = start.generation.number;
+        let Some(url) = start.bucket.clone() else {
+            return self.begin(&start);
+        };
+        start.run_dir = own_disk::directory(&start.run_dir)?;
+        let checkpoint = start.generation.start.as_ref();
+        self.own = Some((
+            start.run_dir.clone(),
+            checkpoint.map(|start| start.path.clone()),
+        ));
+        let bring = Task::Bring {
+            url,
+            run_dir: start.run_dir.clone(),
+            generation: Box::new(start.generation.clone()),
+        };
+        self.waiting = Some(Waiting {
+            start,
+            since: Instant::now(),
+            is_brought: false,
+            is_known: false,
+            orders: Vec::new(),
+        });
+        self.work(bring)
+    }
+
+    /// Starts the ranks of a generation.
+    fn begin(&mut self, start: &StartRanks) -> io::Result<()> {
         // Rank 0 takes the port.
         self.listener = None;
-        self.running.clear();
-        self.generation = start.generation.number;
+        if start.bucket.is_some() {
+            let ranks = start.first..start.first + start.count;
+            let tail = |rank| Tail::of(&start.run_dir, start.generation.number, rank);
+            self.tails = ranks.map(|rank| (rank, tail(rank))).collect();
+        }
         match self.started(start) {
             Ok(ranks) => {
                 self.running = ranks.ranks().collect();
@@ -227,7 +451,7 @@ impl<Output: Write> Session<'_, Output> {
             gpus: &ranks.gpus,
             key: &key.map_err(|_| io::Error::other("the key of the generation is damaged"))?,
             progress_deadline: ranks.progress_deadline,
-            bucket: None,
+            bucket: ranks.bucket.as_deref(),
             shows_built_in: false,
         };
         let external = ranks.external.clone().map(|program| {
@@ -256,11 +480,18 @@ impl<Output: Write> Session<'_, Output> {
             && event.generation == self.generation
         {
             self.pass_posts_on()?;
+            self.pass_output_on(Some(event.rank))?;
             self.running.remove(&event.rank);
             let is_oom_killed = self.ranks.as_ref().is_some_and(Ranks::is_oom_killed);
             if ending == Ending::Signal(9) && is_oom_killed {
                 self.say(&FromHost::OomKilled)?;
             }
+        }
+        if let News::Report(report) = &event.news
+            && matches!(**report, Report::Stalled { .. })
+            && event.generation == self.generation
+        {
+            self.pass_stacks_on(event.rank)?;
         }
         self.say(&FromHost::Rank(event))
     }
@@ -284,18 +515,23 @@ fn unreached(address: &Address) -> Option<String> {
 
 /// The events of ranks that could not be started.
 fn unstarted(start: &StartRanks, error: &io::Error) -> Vec<Event> {
+    let report = Report::Failed {
+        message: format!("cannot start: {error}"),
+        deterministic: false,
+    };
+    ended(start, &report)
+}
+
+/// The events of ranks that end with this report before they start.
+fn ended(start: &StartRanks, report: &Report) -> Vec<Event> {
     let event = |rank, news| Event {
         generation: start.generation.number,
         rank,
         news,
     };
     let failed = |rank| {
-        let report = Report::Failed {
-            message: format!("cannot start: {error}"),
-            deterministic: false,
-        };
         [
-            event(rank, News::Report(Box::new(report))),
+            event(rank, News::Report(Box::new(report.clone()))),
             event(rank, News::Exited(Ending::Code(exit::FAILED))),
         ]
     };

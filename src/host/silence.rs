@@ -45,7 +45,7 @@ impl Silence {
         };
         *quiet = match news {
             News::Exited(_) => None,
-            News::Posted(_) => return,
+            News::Posted(_) | News::Printed(_) | News::Stacks(_) => return,
             News::Report(report) => match **report {
                 // Only a connected rank sends these, or a trainer without heartbeats.
                 Report::Connected | Report::Ready if !self.alone => None,

@@ -53,8 +53,27 @@ pub enum ToHost {
     Connect {
         addresses: Vec<Address>,
     },
-    /// Starts ranks of a generation. Those of an earlier one are killed.
+    /// Asks whether a bucket can be used, which has this text under this key; answered by [`FromHost::Checked`].
+    Check {
+        url: String,
+        key: String,
+        text: String,
+    },
+    /// Starts ranks of a generation. Those of an earlier one are killed. With a bucket the host first brings what they read
+    /// to its disk, says so by [`FromHost::Brought`], and waits for [`ToHost::Begin`].
     Start(Box<StartRanks>),
+    /// All hosts have what the ranks of this generation read.
+    Begin {
+        generation: u64,
+    },
+    /// This checkpoint is committed in the bucket: copies of older ones are not needed.
+    Committed {
+        path: String,
+    },
+    /// The run has ended and does not continue: the host removes it from its own disk. Answered by [`FromHost::Cleared`].
+    Clear {
+        run_dir: PathBuf,
+    },
     Order {
         rank: u64,
         order: Order,
@@ -71,7 +90,10 @@ pub enum ToHost {
 /// The ranks of a generation on one host.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct StartRanks {
+    /// With a bucket it is below the host's cache ([`super::own_disk::directory`]).
     pub run_dir: PathBuf,
+    /// URL of the bucket with the run's files, if the hosts share no run directory.
+    pub bucket: Option<String>,
     pub generation: Generation,
     pub first: u64,
     pub count: u64,
@@ -106,6 +128,15 @@ pub enum FromHost {
     Connected {
         problems: Vec<Option<String>>,
     },
+    /// Why the bucket cannot be used; `None`: it can.
+    Checked {
+        problem: Option<String>,
+    },
+    /// The host has what its ranks of this generation read.
+    Brought {
+        generation: u64,
+    },
+    Cleared,
     Rank(Event),
     /// The kernel's out-of-memory killer has struck since the ranks were started.
     OomKilled,

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use super::{LaunchError, Planned, Request};
 use crate::plan;
+use crate::recipe::schema::run_name;
 use crate::recipe::{Recipe, Spec};
 use crate::telemetry::now;
 use crate::train::{BuiltIn, FORMAT, Run};
@@ -29,9 +30,15 @@ pub(super) fn begin(
     let global_batch_size = planned.plan.global_batch_size;
     let (built_in, data_samples) = trained.unzip();
     let horizon = plan::horizon(spec, global_batch_size, data_samples);
+    let job = uid();
+    let below = |prefix: &String| {
+        let prefix = prefix.trim_end_matches('/');
+        format!("{prefix}/{}-{job}", run_name::label(&spec.name))
+    };
     Ok(Run {
         format: FORMAT,
-        job: uid(),
+        bucket: request.bucket.as_ref().map(below),
+        job,
         name: spec.name.clone(),
         recipe_path: request.recipe_path.clone(),
         dialect: recipe.dialect,

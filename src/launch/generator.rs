@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
+use super::checkpoints::Checkpoints;
 use super::model::read_config;
 use super::{LaunchError, RunDir};
 use crate::checkpoint::{self, ADAPTER_CONFIG};
@@ -117,7 +118,7 @@ impl Place {
         })
     }
 
-    /// The newest checkpoint of a run.
+    /// The newest checkpoint of a run. One in a bucket is copied to the run directory.
     pub fn of_run(run_dir: &RunDir) -> Result<Place, LaunchError> {
         let (run, shown) = (run_dir.run()?, run_dir.path().display());
         if run.built_in.is_none() {
@@ -125,12 +126,13 @@ impl Place {
                 "an external trainer has written the checkpoints of {shown}; give the directory of one"
             )));
         }
-        let Some(newest) = checkpoint::latest(run_dir.path())? else {
+        let checkpoints = Checkpoints::of(run_dir, &run)?;
+        let Some(newest) = checkpoints.latest()? else {
             return Err(LaunchError::usage(format!(
                 "{shown} has no checkpoint yet; `evenkeel status {shown}` shows its progress"
             )));
         };
-        Ok(Place::of_checkpoint(newest.path, &run))
+        Ok(Place::of_checkpoint(checkpoints.here(&newest)?, &run))
     }
 
     /// A checkpoint of a run.
@@ -323,6 +325,7 @@ fn engine(
 pub fn continuations(run_dir: &RunDir, run: &Run) -> Result<Vec<Continuation>, LaunchError> {
     let is_small = |it: &BuiltIn| layout(&it.model).len() <= MOST_PARAMETERS;
     let data = Run::data(run_dir.path());
+    // A report copies no checkpoint from a bucket: there is none here.
     let newest = checkpoint::latest(run_dir.path())?;
     let Some(newest) = newest.filter(|_| run.built_in.as_ref().is_some_and(is_small)) else {
         return Ok(Vec::new());

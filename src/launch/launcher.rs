@@ -1,6 +1,7 @@
 //! The local launcher: observes, decides and acts until the job ends. The controller does the same
 //! with pods; here the agent runs in this process.
 
+mod bucket;
 mod external_trainer;
 mod hosts;
 mod out_of_memory;
@@ -13,8 +14,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
+use crate::launch::launcher::bucket::BucketRun;
 use crate::launch::launcher::external_trainer::ExternalRun;
 
+use super::checkpoints::Checkpoints;
 use super::hosts::Hosts;
 use super::run_dir::{GenerationRow, Phase, RunDir, RunState, Stop, Wanted};
 use super::{LaunchError, Prepared, Request, RunLock, port, resume};
@@ -58,6 +61,8 @@ pub struct Launcher<'a> {
     program: PathBuf,
     /// Recipe and absolute run path of the external trainer; `None` for the built-in trainer.
     external: Option<ExternalRun>,
+    /// The bucket of a run whose hosts share no directory.
+    bucket_run: Option<BucketRun>,
     state: RunState,
     desired: u64,
     /// A stop was requested.
@@ -126,6 +131,7 @@ impl<'a> Launcher<'a> {
                 .filter(|_| run.spec.objective.is_likelihood())
                 .map(|built_in| LossWatch::new(built_in.model.vocab_size as u64)),
             external: external.transpose()?,
+            bucket_run: BucketRun::of(&run)?,
             worlds: prepared.worlds,
             run,
             cores: request.cores,
@@ -159,7 +165,11 @@ impl<'a> Launcher<'a> {
 
     /// Lets these hosts run the ranks. `all`: as many ranks as they have devices for.
     pub fn on(self, mut hosts: Hosts, all: bool) -> Launcher<'a> {
-        hosts.recognise(&self.run_dir.path().join(files::RUN));
+        let file = self.run_dir.path().join(files::RUN);
+        match &self.bucket_run {
+            Some(bucket_run) => hosts.recognise_bucket(bucket_run.bucket(), &file),
+            None => hosts.recognise(&file),
+        }
         Launcher {
             hosts: Some(hosts),
             desired: if all { plan::MOST_GPUS } else { self.desired },
@@ -296,7 +306,8 @@ impl<'a> Launcher<'a> {
         if !*deterministic || !refused || self.external.is_some() {
             return Ok(());
         }
-        if let Some(note) = resume::fall_back_if_damaged(&self.run_dir, &mut self.state)? {
+        let checkpoints = Checkpoints::of(&self.run_dir, &self.run)?;
+        if let Some(note) = resume::fall_back_if_damaged(&checkpoints, &mut self.state)? {
             self.warn(note);
             // Every fall-back has fewer checkpoints left, so it needs no other limit.
             self.restarts_left += 1;
@@ -522,7 +533,7 @@ impl<'a> Launcher<'a> {
         self.state.per_device_batch_size_limit =
             per_device_batch_size_limit.or(self.state.per_device_batch_size_limit);
         let plan = self.worlds.plan(world, self.state.reached(&self.run))?;
-        let last = self.run_dir.last_generation(&self.state)?;
+        let last = self.last_generation()?;
         let number = last.checked_add(1).ok_or_else(|| {
             LaunchError::usage(format!(
                 "{}: generation {last} leaves no number for the next one; a directory of that \
@@ -548,6 +559,7 @@ impl<'a> Launcher<'a> {
             master,
             created: now(),
         };
+        let generation = self.begin_in_bucket(generation)?;
         generation.write(self.run_dir.path())?;
         let trainer = (self.external.as_ref()).map(|external| external.trainer(&self.run));
         let external = match trainer {
@@ -582,7 +594,7 @@ impl<'a> Launcher<'a> {
             gpus: &gpus,
             key: &Key::random().map_err(|error| LaunchError::Spawn { error })?,
             progress_deadline: self.progress_deadline,
-            bucket: None,
+            bucket: self.run.bucket.as_deref(),
             shows_built_in: false,
         };
         let events = &self.events.0;
@@ -635,6 +647,7 @@ impl<'a> Launcher<'a> {
             },
         };
         self.write_state()?;
+        self.end_in_bucket(&end);
         if let (End::Finished, Some(step)) = (&end, &self.last_step) {
             let loss = self.last_evaluation.unwrap_or(step.loss);
             let finished = Event::Finished {

@@ -7,6 +7,7 @@
 
 mod adapters;
 mod begin;
+pub mod checkpoints;
 mod download;
 pub mod export;
 mod external;
@@ -44,6 +45,7 @@ pub use resume::{continued, refuse_ended};
 pub use run_dir::{Phase, RunDir, RunState, Stop, Wanted};
 pub use survey::{stated_flaws, survey, with_inputs};
 
+use crate::bucket::BucketError;
 use crate::checkpoint::CheckpointError;
 use crate::data::DataError;
 use crate::external_trainer::ExternalTrainerError;
@@ -83,6 +85,9 @@ pub enum LaunchError {
         /// What the user can do instead.
         way_out: String,
     },
+    /// A bucket cannot be used.
+    #[error(transparent)]
+    Bucket(#[from] BucketError),
     #[error(transparent)]
     Data(DataError),
     /// A model or a data set cannot be downloaded.

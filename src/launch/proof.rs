@@ -5,8 +5,9 @@ use std::fmt;
 
 use tempfile::TempDir;
 
+use super::checkpoints::Checkpoints;
 use super::{LaunchError, RunDir};
-use crate::checkpoint::{self, Checksum};
+use crate::checkpoint::Checksum;
 use crate::data::{self, DataError, Dataset, PrepareRequest};
 use crate::lifecycle::verdict::Verdict;
 use crate::lifecycle::{files, generation};
@@ -93,12 +94,13 @@ pub fn prove(
     let run = run_dir.run()?;
     // An external trainer has no ledger.
     run.built_in()?;
+    let checkpoints = Checkpoints::of(run_dir, &run)?;
     let checkpoint_ref = match run_dir.state()? {
         Some(state) => state.checkpoint_ref,
         // A job on a cluster has its state in the API server.
         None => {
-            let newest = checkpoint::latest(run_dir.path())?;
-            let newest = newest.map(|newest| checkpoint_ref::of(&newest, run_dir.path()));
+            let newest = checkpoints.latest()?;
+            let newest = newest.map(|newest| checkpoints.refer(&newest));
             newest.transpose()?
         }
     };
@@ -110,9 +112,15 @@ pub fn prove(
             run.recipe().key("checkpoint.every_samples")
         ))
     })?;
-    let checkpoint = checkpoint_ref::open(run_dir.path(), &checkpoint_ref)?;
-    let state = TrainState::from_checkpoint(&checkpoint)?;
-    let weights = Some(checkpoint.weights_checksum()?);
+    let (state, weights) = match run.bucket {
+        // The weights stay there: each reader compares them with their checksums.
+        Some(_) => (checkpoints.read(&checkpoint_ref)?, None),
+        None => {
+            let checkpoint = checkpoint_ref::open(run_dir.path(), &checkpoint_ref)?;
+            let weights = checkpoint.weights_checksum()?;
+            (TrainState::from_checkpoint(&checkpoint)?, Some(weights))
+        }
+    };
     let proof = prove_history(run_dir, &checkpoint_ref.path, state, progress)?;
     Ok(LedgerProof { weights, ..proof })
 }

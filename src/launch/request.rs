@@ -37,6 +37,8 @@ pub struct Request {
     /// Time that ranks may take without progress.
     pub progress_deadline: ProgressDeadline,
     pub on_stall: OnStall,
+    /// Bucket for the checkpoints of a new run, with a prefix that runs may share.
+    pub bucket: Option<String>,
     /// Resume the run in the directory.
     pub resume: bool,
     /// Number of signals received; one stops the preparation.
@@ -59,6 +61,7 @@ impl Request {
             most_on_a_host: u64::MAX,
             progress_deadline: ProgressDeadline::default(),
             on_stall: OnStall::default(),
+            bucket: None,
             resume: false,
             signals: Arc::default(),
         }

@@ -5,13 +5,15 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
+use super::checkpoints::Checkpoints;
 use super::{LaunchError, Phase, Planned, Prepared, Request, RunDir, RunState, initial};
-use crate::checkpoint::{self, Committed};
+use crate::bucket::Cause;
+use crate::checkpoint::{CheckpointError, Committed};
 use crate::data::{self, PrepareRequest, Progress};
 use crate::lifecycle::{CheckpointRef, files};
 use crate::plan::{self, Reached, Runner};
 use crate::recipe::Recipe;
-use crate::train::{BuiltIn, Run, TrainError, TrainState, checkpoint_ref, rank};
+use crate::train::{BuiltIn, Run, TrainError, rank};
 use crate::util::format::count;
 
 /// Longest wait for ranks of a dead launcher, which commit a checkpoint and exit.
@@ -30,7 +32,8 @@ pub fn continued(
     let run = run_of(run_dir, recipe)?;
     let state = run_dir.state()?.unwrap_or_default();
     if let Some(checkpoint_ref) = &state.checkpoint_ref {
-        refuse_contradictory_reference(run_dir, checkpoint_ref)?;
+        let checkpoints = Checkpoints::of(run_dir, &run)?;
+        refuse_contradictory_reference(run_dir, &checkpoints, checkpoint_ref)?;
     }
     Ok((progress_of(&run, &state, request), runner_of(&run, request)))
 }
@@ -137,11 +140,12 @@ pub(super) fn resume(
             run_dir.path().join(files::RUN).display()
         )));
     }
+    let checkpoints = Checkpoints::of(run_dir, &run)?;
     let mut state = run_dir.state()?;
     if let Some(state) = &state {
         refuse_ended(run_dir, &run, state)?;
     }
-    if state.is_none() && run_dir.holds_checkpoints()? {
+    if state.is_none() && checkpoints.exist()? {
         return Err(LaunchError::usage(format!(
             "{} contains checkpoints but no state.json, which lists the valid ones; restore a \
              copy of it, or start a new run with another --out",
@@ -151,14 +155,14 @@ pub(super) fn resume(
     wait_for_old_ranks(run_dir, state.as_ref(), request)?;
     // Ranks may have committed checkpoints after their launcher died.
     if let Some(state) = &mut state {
-        state.checkpoint_ref = newest(run_dir, state)?;
+        state.checkpoint_ref = newest(&checkpoints, state)?;
         state.per_device_batch_size_limit =
             progress_of(&run, state, request).per_device_batch_size_limit;
     }
     let pinned = state
         .as_ref()
         .is_none_or(|state| state.checkpoint_ref.is_some());
-    if !pinned && run_dir.holds_checkpoints()? {
+    if !pinned && checkpoints.exist()? {
         return Err(LaunchError::usage(format!(
             "{} contains checkpoints, but its state.json lists none of them; restore a copy of it, or \
              start a new run with another --out",
@@ -174,7 +178,7 @@ pub(super) fn resume(
             .filter(|state| state.checkpoint_ref.is_some()),
         &built_in.weights,
     ) {
-        (Some(state), _) => notes.extend(verify(run_dir, state, &recipe.key("model.path"))?),
+        (Some(state), _) => notes.extend(verify(&checkpoints, state, &recipe.key("model.path"))?),
         (None, Some(weights)) => initial::check(weights, &built_in.model)?,
         (None, None) => {}
     }
@@ -233,16 +237,19 @@ pub fn refuse_ended(run_dir: &RunDir, run: &Run, state: &RunState) -> Result<(),
         Phase::Cancelled => "cancelled",
         _ => return Ok(()),
     };
-    let weights = state
-        .checkpoint_ref
-        .as_ref()
-        .map_or_else(String::new, |checkpoint_ref| {
-            format!(
-                " from its weights, {}={}",
-                run.recipe().key("model.path"),
-                run_dir.path().join(&checkpoint_ref.path).display()
-            )
-        });
+    let place = run_dir.path().display();
+    let recipe = run.recipe();
+    let model = recipe.key("model.path");
+    let weights = match &state.checkpoint_ref {
+        None => String::new(),
+        Some(_) if run.bucket.is_some() => {
+            format!(" from its weights, {model}=DIR after `evenkeel export {place} --out DIR`")
+        }
+        Some(checkpoint_ref) => format!(
+            " from its weights, {model}={}",
+            run_dir.path().join(&checkpoint_ref.path).display()
+        ),
+    };
     Err(LaunchError::usage(format!(
         "{} is {ended}; to train more, start a new run{weights}",
         run_dir.path().display()
@@ -251,53 +258,50 @@ pub fn refuse_ended(run_dir: &RunDir, run: &Run, state: &RunState) -> Result<(),
 
 /// The newest checkpoint of the run's last generation, else the referenced one. Checkpoints of
 /// earlier generations after the start of the last one are not in the lineage.
-fn newest(run_dir: &RunDir, state: &RunState) -> Result<Option<CheckpointRef>, LaunchError> {
+fn newest(
+    checkpoints: &Checkpoints<'_>,
+    state: &RunState,
+) -> Result<Option<CheckpointRef>, LaunchError> {
     let Some(last) = state.generations.last() else {
         return Ok(state.checkpoint_ref.clone());
     };
-    let found = checkpoint::list(run_dir.path())?
+    let found = checkpoints
+        .list()?
         .committed
         .into_iter()
         .filter(|committed| committed.generation == last.number)
         .max_by_key(|committed| committed.samples);
     let pinned = state.committed_samples();
     match found.filter(|committed| committed.samples > pinned) {
-        Some(committed) => Ok(Some(checkpoint_ref::of(&committed, run_dir.path())?)),
+        Some(committed) => Ok(Some(checkpoints.refer(&committed)?)),
         None => Ok(state.checkpoint_ref.clone()),
     }
-}
-
-/// Reads all of a checkpoint and compares it with its checksums.
-fn read_whole(run_dir: &RunDir, checkpoint_ref: &CheckpointRef) -> Result<TrainState, TrainError> {
-    let checkpoint =
-        checkpoint_ref::open(run_dir.path(), checkpoint_ref).map_err(TrainError::from)?;
-    TrainState::from_checkpoint(&checkpoint)
 }
 
 /// Verifies the checkpoint to start from. If it is damaged, the run falls back to the newest whole checkpoint
 /// before it, with everything in it; returns a note about that. Without one the error names another
 /// checkpoint of the run, whose weights remain usable. `path_key`: the recipe's key of the model path.
 fn verify(
-    run_dir: &RunDir,
+    checkpoints: &Checkpoints<'_>,
     state: &mut RunState,
     path_key: &str,
 ) -> Result<Option<String>, LaunchError> {
     let Some(checkpoint_ref) = &state.checkpoint_ref else {
         return Ok(None);
     };
-    let Err(error) = read_whole(run_dir, checkpoint_ref) else {
+    let Err(error) = checkpoints.read(checkpoint_ref) else {
         return Ok(None);
     };
     if is_damage(&error)
-        && let Some(note) = fall_back(run_dir, state, &error.to_string())?
+        && let Some(note) = fall_back(checkpoints, state, &error.to_string())?
     {
         return Ok(Some(note));
     }
     let Some(checkpoint_ref) = &state.checkpoint_ref else {
         return Ok(None);
     };
-    let pinned = run_dir.path().join(&checkpoint_ref.path);
-    let others = checkpoint::list(run_dir.path())?.committed;
+    let pinned = checkpoints.path(checkpoint_ref);
+    let others = checkpoints.list()?.committed;
     // If only the training state has another version, its weights are still valid.
     let whole = matches!(error, TrainError::State { .. });
     let newest = others
@@ -307,7 +311,7 @@ fn verify(
     let way_out = match newest {
         Some(other) => format!(
             "restore a copy, or start a new run from the weights of {} ({}) with {path_key}",
-            other.path.display(),
+            checkpoints.place(&other.path),
             count(other.samples, "sample")
         ),
         None => "restore a copy; this run has no other checkpoint, so without a copy it must \
@@ -321,45 +325,49 @@ fn verify(
 /// As [`verify`], for a generation whose ranks have refused its start checkpoint. Returns a note if the run
 /// falls back to an older one; `None` if the checkpoint is whole or no other is.
 pub(super) fn fall_back_if_damaged(
-    run_dir: &RunDir,
+    checkpoints: &Checkpoints<'_>,
     state: &mut RunState,
 ) -> Result<Option<String>, LaunchError> {
     let Some(checkpoint_ref) = &state.checkpoint_ref else {
         return Ok(None);
     };
-    match read_whole(run_dir, checkpoint_ref) {
-        Err(error) if is_damage(&error) => fall_back(run_dir, state, &error.to_string()),
+    match checkpoints.read_whole(checkpoint_ref) {
+        Err(error) if is_damage(&error) => fall_back(checkpoints, state, &error.to_string()),
         _ => Ok(None),
     }
 }
 
 /// Whether the checkpoint is lost. A state of another version, or a file that cannot be opened now, is not.
 fn is_damage(error: &TrainError) -> bool {
-    use checkpoint::CheckpointError::{Damaged, Manifest, NotCommitted, NotThePinned};
-    matches!(
-        error,
-        TrainError::Checkpoint(
+    use CheckpointError::{Bucket, Damaged, Manifest, NotCommitted, NotThePinned};
+    match error {
+        TrainError::Checkpoint(Bucket(error)) => {
+            matches!(error.cause, Cause::Damaged | Cause::Missing)
+        }
+        TrainError::Checkpoint(error) => matches!(
+            error,
             Damaged { .. } | Manifest { .. } | NotCommitted { .. } | NotThePinned { .. }
-        )
-    )
+        ),
+        _ => false,
+    }
 }
 
 /// References the newest whole checkpoint before the referenced one, which is damaged as `problem` says.
 /// Returns a note, or `None` if there is no such checkpoint.
 fn fall_back(
-    run_dir: &RunDir,
+    checkpoints: &Checkpoints<'_>,
     state: &mut RunState,
     problem: &str,
 ) -> Result<Option<String>, LaunchError> {
     let Some(damaged) = &state.checkpoint_ref else {
         return Ok(None);
     };
-    let mut older = lineage(state, checkpoint::list(run_dir.path())?.committed);
-    let path = run_dir.path().join(&damaged.path);
+    let mut older = lineage(state, checkpoints.list()?.committed);
+    let path = checkpoints.path(damaged);
     older.retain(|committed| committed.path != path && committed.samples <= damaged.samples);
     let whole = older.iter().rev().find_map(|committed| {
-        let checkpoint_ref = checkpoint_ref::of(committed, run_dir.path()).ok()?;
-        read_whole(run_dir, &checkpoint_ref).ok()?;
+        let checkpoint_ref = checkpoints.refer(committed).ok()?;
+        checkpoints.read_whole(&checkpoint_ref).ok()?;
         Some(checkpoint_ref)
     });
     let Some(whole) = whole else {
@@ -396,14 +404,13 @@ fn lineage(state: &RunState, committed: Vec<Committed>) -> Vec<Committed> {
 /// one.
 fn refuse_contradictory_reference(
     run_dir: &RunDir,
+    checkpoints: &Checkpoints<'_>,
     checkpoint_ref: &CheckpointRef,
 ) -> Result<(), LaunchError> {
-    let checkpoints = checkpoint::list(run_dir.path())?.committed;
-    let path = run_dir.path().join(&checkpoint_ref.path);
-    let committed = checkpoints.iter().find(|other| other.path == path);
-    let Some(found) =
-        committed.and_then(|committed| checkpoint_ref::of(committed, run_dir.path()).ok())
-    else {
+    let path = checkpoints.path(checkpoint_ref);
+    let listed = checkpoints.list()?.committed;
+    let committed = listed.iter().find(|other| other.path == path);
+    let Some(found) = committed.and_then(|committed| checkpoints.refer(committed).ok()) else {
         return Ok(());
     };
     let describe = |checkpoint_ref: &CheckpointRef| {

@@ -17,7 +17,6 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::LaunchError;
-use crate::checkpoint;
 use crate::external_trainer::Call;
 use crate::lifecycle::{CheckpointRef, Generation, Reason, files};
 use crate::plan::{DeviceKind, Reached};
@@ -340,12 +339,6 @@ impl RunDir {
         }
         numbers.sort_unstable();
         Ok(numbers)
-    }
-
-    /// Whether a generation committed a checkpoint, even a damaged one.
-    pub fn holds_checkpoints(&self) -> Result<bool, LaunchError> {
-        let found = checkpoint::list(&self.0)?;
-        Ok(!found.committed.is_empty() || !found.damaged.is_empty())
     }
 
     fn write(&self, name: &str, value: &impl Serialize) -> Result<(), LaunchError> {

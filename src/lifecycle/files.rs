@@ -5,6 +5,8 @@
 //! run.json                settings common to all ranks: written once
 //! data/                   the prepared data
 //! hub/                    in pods: the cache of Hugging Face's hub
+//! inputs/                 in a bucket of hosts: the weights and the tokenizer with which the run begins
+//! inputs.json             in a bucket of hosts: these files, with their checksums
 //! gen-N/record.json       the generation's record: written once
 //! gen-N/starting.json     the same, written before the agents search for a newer start checkpoint
 //! gen-N/call.json         the checkpoint from which an external trainer resumes: written once
@@ -18,12 +20,18 @@
 
 use std::path::{Path, PathBuf};
 
+use xxhash_rust::xxh3::xxh3_64;
+
 /// Settings common to all ranks of all generations.
 pub const RUN: &str = "run.json";
 /// Directory of the prepared data.
 pub const DATA: &str = "data";
 /// A pod's cache of Hugging Face's hub.
 pub const HUB: &str = "hub";
+/// The weights and the tokenizer with which a run begins, for hosts without the launcher's disk.
+const INPUTS: &str = "inputs";
+/// The list of these files.
+pub const INPUTS_LIST: &str = "inputs.json";
 /// The generation record, in the generation's directory.
 pub const RECORD: &str = "record.json";
 /// The record of a generation that closes the earlier ones, in the generation's directory.
@@ -40,6 +48,26 @@ pub fn progress_token(first: u64) -> String {
 }
 /// Lock that every rank holds until its process ends, in the generation's directory.
 pub const RANKS_LOCK: &str = "ranks.lock";
+
+/// The copy of a folder with weights, below the run directory and in the bucket. Its name says where the launcher has it.
+pub fn input_folder(folder: &Path) -> String {
+    let hash = xxh3_64(folder.as_os_str().as_encoded_bytes());
+    format!("{INPUTS}/{hash:016x}")
+}
+
+/// The copy of a file with which a run begins.
+pub fn input(file: &Path) -> String {
+    let folder = file.parent().unwrap_or(Path::new(""));
+    let name = file.file_name().unwrap_or_default();
+    format!("{}/{}", input_folder(folder), name.to_string_lossy())
+}
+
+/// Whether a key is that of such a copy.
+pub fn is_input(key: &str) -> bool {
+    let parts: Vec<&str> = key.split('/').collect();
+    let odd = ["", ".", ".."];
+    parts.len() == 3 && parts[0] == INPUTS && !parts.iter().any(|part| odd.contains(part))
+}
 
 const GENERATION: &str = "gen-";
 const CHECKPOINT: &str = "step-";
@@ -132,6 +160,21 @@ fn digits(text: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_copies_of_inputs_say_where_the_launcher_has_them() {
+        let folder = Path::new("/models/small");
+        let key = input(&folder.join("config.json"));
+        assert_eq!(key, format!("{}/config.json", input_folder(folder)));
+        assert_ne!(
+            input_folder(folder),
+            input_folder(Path::new("/other/small"))
+        );
+        assert!(is_input(&key));
+        for other in ["inputs/../run.json", "inputs/a", "data/a/b", "inputs//b"] {
+            assert!(!is_input(other), "{other}");
+        }
+    }
 
     #[test]
     fn only_generated_names_parse() {

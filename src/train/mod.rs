@@ -16,6 +16,7 @@ pub mod preferences;
 pub mod rank;
 mod references;
 pub mod run;
+pub mod run_files;
 pub mod schedule;
 mod stacks;
 mod sums;

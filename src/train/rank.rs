@@ -275,22 +275,36 @@ fn metrics(
     run: &Run,
     generation: &Generation,
 ) -> Result<Option<MetricsWriter>, TrainError> {
-    let directory = options.run_dir.join(files::generation(options.generation));
-    if options.rank > 0 && !(options.bucket.is_some() && options.first_of_host) {
+    if options.rank == 0 {
+        return metrics_file(&options.run_dir, run, generation).map(Some);
+    }
+    if options.bucket.is_none() || !options.first_of_host {
         return Ok(None);
     }
+    let directory = options.run_dir.join(files::generation(options.generation));
     let writer = MetricsWriter::append_to(directory.join(files::METRICS))?;
-    if !run.spec.tensorboard || options.rank > 0 {
-        return Ok(Some(writer));
+    Ok(Some(writer))
+}
+
+/// The metrics file of a generation in a run directory, with TensorBoard's if the recipe asks for it.
+pub fn metrics_file(
+    run_dir: &Path,
+    run: &Run,
+    generation: &Generation,
+) -> Result<MetricsWriter, TrainError> {
+    let directory = run_dir.join(files::generation(generation.number));
+    let writer = MetricsWriter::append_to(directory.join(files::METRICS))?;
+    if !run.spec.tensorboard {
+        return Ok(writer);
     }
-    let directory = options.run_dir.join(tensorboard::DIRECTORY);
+    let directory = run_dir.join(tensorboard::DIRECTORY);
     let step = generation.start.as_ref().map_or(0, |start| start.step);
     let events = EventFile::create(&directory, generation.number, step, now());
     let events = events.map_err(|error| MetricsError::Write {
         path: directory,
         error,
     })?;
-    Ok(Some(writer.with_events(events)))
+    Ok(writer.with_events(events))
 }
 
 /// Connects to the other ranks of the generation.

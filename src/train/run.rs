@@ -35,6 +35,9 @@ pub struct Run {
     pub dialect: Dialect,
     /// The directory that relative paths of the recipe refer to.
     pub base: PathBuf,
+    /// URL of the bucket with its checkpoints, if its hosts share no directory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bucket: Option<String>,
     /// The overrides of the command line.
     pub overrides: Vec<String>,
     /// The whole command after `evenkeel`, as typed in `base`; empty for a run of an older version or of a pod.
@@ -108,6 +111,28 @@ impl BuiltIn {
     }
 }
 
+impl BuiltIn {
+    /// Reads the weights and the tokenizer from their copies in the run directory, which a host has that shares no disk with
+    /// the launcher.
+    fn take_copies(&mut self, run: &Path) {
+        let folders = (self.weights.iter_mut())
+            .chain(&mut self.merged_adapters)
+            .chain(&mut self.start_adapter);
+        for folder in folders {
+            let copy = run.join(files::input_folder(folder));
+            if copy.is_dir() {
+                *folder = copy;
+            }
+        }
+        for file in &mut self.companions {
+            let copy = run.join(files::input(file));
+            if copy.is_file() {
+                *file = copy;
+            }
+        }
+    }
+}
+
 impl Run {
     /// Reads `run.json` of a run directory. A run of another format is refused before any other field is
     /// read.
@@ -121,7 +146,11 @@ impl Run {
             let run = run.to_path_buf();
             return Err(TrainError::Format { run, found });
         }
-        let run: Run = parse_json(&path, &bytes)?;
+        let mut read: Run = parse_json(&path, &bytes)?;
+        if let Some(built_in) = &mut read.built_in {
+            built_in.take_copies(run);
+        }
+        let run = read;
         if run.built_in.is_none() && !run.spec.trainer.is_external() {
             // The error names the field that is missing or invalid.
             parse_json::<BuiltIn>(&path, &bytes)?;

@@ -5,6 +5,9 @@ use serde_json::{Value, json};
 #[path = "../endurance/lab.rs"]
 #[expect(dead_code, reason = "the endurance tests use all of it")]
 mod lab;
+#[path = "../endurance/s3.rs"]
+#[expect(dead_code, reason = "the endurance tests use all of it")]
+mod s3;
 #[path = "../endurance/slurm_lab.rs"]
 #[expect(dead_code, reason = "the endurance tests use all of it")]
 mod slurm_lab;

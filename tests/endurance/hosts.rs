@@ -7,9 +7,10 @@ use std::path::Path;
 use evenkeel::engine::cuda::nvrtc::Nvrtc;
 use serde_json::json;
 
-use super::lab::{is_possible, sh};
+use super::lab::{Lab, is_possible, sh};
+use super::s3::Server;
 use super::ssh_lab::{SSHD, Servers};
-use super::support::{Run, merge, same_losses, small, stderr};
+use super::support::{Run, merge, same_losses, same_losses_so_far, small, stderr, wait_for};
 use super::trainers::{BATCH, Trainer, own_file, own_trainer, python, same_samples};
 
 /// Gives a process another time.
@@ -329,6 +330,325 @@ fn a_full_disk_of_hosts_ends_the_run_and_a_resume_continues_it() {
     assert!(launched.wait().success(), "{}", run.log());
     same_losses(&alone, &run);
     assert_eq!(run.prove()["samples"], 12_000);
+    lab.hosts().for_each(|host| lab.wait_for_none(host));
+}
+
+/// Hosts that share no disk: each has another one where the run and its files would be, and another cache of runs.
+struct Apart {
+    servers: Servers,
+    s3: Server,
+}
+
+impl Apart {
+    /// `None` and a message without the S3 server.
+    fn of(hosts: u32) -> Option<Apart> {
+        let lab = Lab::of(hosts);
+        let s3 = lab.s3()?;
+        let servers = Servers::in_lab(lab);
+        let apart = Apart { servers, s3 };
+        for host in apart.lab().hosts() {
+            apart.power_on(host, ":");
+        }
+        Some(apart)
+    }
+
+    fn lab(&self) -> &Lab {
+        &self.servers.0
+    }
+
+    /// Starts a host with empty disks, and first this script there.
+    fn power_on(&self, host: u32, first: &str) {
+        let (disk, kept) = (std::env::temp_dir(), self.lab().place().display());
+        let disk = disk.display();
+        let runs = self.runs();
+        let runs = runs.display();
+        self.lab().link(host, "up");
+        self.servers.start(
+            host,
+            &format!(
+                "mkdir -p /run/kept {runs}; mount --bind {kept} /run/kept; mount -t tmpfs none {disk}
+                 mkdir -p {kept}; mount --bind /run/kept {kept}; umount /run/kept; mount -t tmpfs none {runs}
+                 {first}"
+            ),
+        );
+    }
+
+    /// The directory of runs in the cache of a host.
+    fn runs(&self) -> std::path::PathBuf {
+        self.lab().file("cache/evenkeel/runs")
+    }
+
+    /// The variables of a launch.
+    fn environment(&self) -> BTreeMap<String, String> {
+        let mut environment = self.servers.environment();
+        environment.extend(self.s3.environment());
+        // As the servers have it.
+        let cache = self.lab().file("cache").display().to_string();
+        environment.insert("XDG_CACHE_HOME".to_owned(), cache);
+        environment
+    }
+
+    /// The words of a launch.
+    fn words(&self) -> [String; 4] {
+        let on = self.servers.place();
+        ["--on", &on, "--bucket", "s3://runs/team"].map(str::to_owned)
+    }
+
+    /// Proves the ledger of a run, whose checkpoints are only reached from inside.
+    fn prove(&self, run: &Run) -> serde_json::Value {
+        let output = run.call_in(&self.lab().inside(), "status", &["--ledger", "-o", "json"]);
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{}", stderr(&output)))
+    }
+
+    /// The names in the bucket below the run's prefix.
+    fn objects(&self) -> Vec<String> {
+        let runs = fs::read_dir(self.s3.objects().join("team")).unwrap();
+        let runs: Vec<_> = runs.map(|run| run.unwrap().path()).collect();
+        assert_eq!(runs.len(), 1, "{runs:?}");
+        let entries = walk(&runs[0]);
+        entries
+            .iter()
+            .map(|file| file.strip_prefix(&runs[0]).unwrap().display().to_string())
+            .collect()
+    }
+}
+
+/// The files below a directory.
+fn walk(directory: &Path) -> Vec<std::path::PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(directory).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            found.extend(walk(&path));
+        } else {
+            found.push(path);
+        }
+    }
+    found
+}
+
+#[test]
+fn hosts_without_a_common_disk_train_from_a_bucket_and_outlive_every_loss() {
+    if !is_possible(&[SSHD]) {
+        return;
+    }
+    // It trains until it is cancelled: how long the hosts take is not known. Losses of so small steps stay comparable.
+    let spec = || {
+        small(json!({
+            "budget": {"samples": 100_000_000},
+            "learning_rate": {"peak": 3e-4},
+            "checkpoint": {"every_samples": 2400},
+        }))
+    };
+    let Some(apart) = Apart::of(3) else {
+        return;
+    };
+
+    let lab = apart.lab();
+    let run = Run::of(spec()).with_environment(apart.environment());
+    let words = apart.words();
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let launched = run.start_in(&lab.inside(), &words);
+    run.wait_for_steps(1, 20);
+    // A host loses its power and its disk.
+    lab.power_off(3);
+    run.wait_for_steps(2, 20);
+    apart.power_on(3, ":");
+    run.wait_for_steps(3, 20);
+    // Rank 0 is cut off with the newest checkpoint on its disk, and lives on until it notices.
+    lab.link(1, "down");
+    run.wait_for_steps(4, 20);
+    lab.wait_for_none(1);
+    lab.link(1, "up");
+    run.wait_for_steps(5, 20);
+    launched.signal(rustix::process::Signal::KILL);
+    drop(launched);
+    lab.hosts().for_each(|host| lab.wait_for_none(host));
+    let killed = run.log();
+    // The run knows its bucket.
+    let launched = run.start_in(&lab.inside(), &["--resume", "--on", &apart.servers.place()]);
+    run.wait_for_steps(6, 20);
+    let status = run.call_in(&lab.inside(), "status", &[]);
+    let status = String::from_utf8(status.stdout).unwrap();
+    assert!(
+        status.contains("\n  bucket      s3://runs/team/run-"),
+        "{status}"
+    );
+    let cancelled = run.call_in(&lab.inside(), "cancel", &[]);
+    assert!(cancelled.status.success(), "{}", stderr(&cancelled));
+    launched.wait();
+    assert_eq!(run.worlds(), [3, 2, 3, 2, 3, 3], "{killed}\n{}", run.log());
+    for said in [
+        "10.9.0.3 is lost: ",
+        "10.9.0.3 is back",
+        "10.9.0.1 is lost: ",
+    ] {
+        assert!(killed.contains(said), "{said}\n{killed}");
+    }
+    let proof = apart.prove(&run);
+    let trained = run.state().unwrap()["checkpoint_ref"]["samples"].clone();
+    assert_eq!(
+        (&proof["proved"], &proof["samples"]),
+        (&json!(true), &trained)
+    );
+    // The bucket has the checkpoints that the recipe keeps and the one that the last generation started from, and the
+    // launcher has none.
+    let objects = apart.objects();
+    let is_checkpoint = |key: &&String| key.contains("/step-") && key.ends_with("/manifest.json");
+    let kept = objects.iter().filter(is_checkpoint).count();
+    assert!((2..=3).contains(&kept), "{objects:?}");
+    let here = walk(&run.out());
+    assert!(
+        !here
+            .iter()
+            .any(|file| file.display().to_string().contains("/step-")),
+        "{here:?}"
+    );
+    for host in lab.hosts() {
+        lab.wait_for_none(host);
+        let left = walk(&lab.seen_by(host, &apart.runs()));
+        assert!(left.is_empty(), "host {host} keeps {left:?}");
+    }
+    let alone = Run::of(spec());
+    let launched = alone.start(&["--procs", "1", "--quiet"]);
+    let last = *run.steps().keys().last().unwrap();
+    alone.wait_for_steps(1, usize::try_from(last).unwrap());
+    alone.drain(launched);
+    same_losses_so_far(&run, &alone);
+}
+
+#[test]
+fn a_host_that_cannot_use_the_bucket_is_named_and_joins_when_it_can() {
+    if !is_possible(&[SSHD]) {
+        return;
+    }
+    let Some(apart) = Apart::of(2) else {
+        return;
+    };
+    let lab = apart.lab();
+    let words = apart.words();
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let refused = |environment: BTreeMap<String, String>, said: &[&str]| {
+        let run = Run::of(small(json!({}))).with_environment(environment);
+        let output = run.launch_in(&lab.inside(), &words);
+        assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+        assert!(!run.out().exists());
+        let error = stderr(&output);
+        for said in said {
+            assert!(error.contains(said), "{said}\n{error}");
+        }
+    };
+    let mut wrong = apart.environment();
+    wrong.insert("AWS_SECRET_ACCESS_KEY".to_owned(), "wrong".to_owned());
+    refused(
+        wrong,
+        &[
+            "error: cannot write s3://runs/team/.evenkeel-hosts-",
+            ": the credentials are refused; check key and secret (",
+            "; `evenkeel doctor --bucket s3://runs/team` here tests it again\n",
+        ],
+    );
+    // The launcher has its credentials in a file, which the hosts do not have.
+    let place = tempfile::tempdir().unwrap();
+    let file = place.path().join("credentials");
+    let mut environment = apart.environment();
+    let secret =
+        |name: &str, environment: &mut BTreeMap<String, String>| environment.remove(name).unwrap();
+    let text = format!(
+        "[default]\naws_access_key_id={}\naws_secret_access_key={}\n",
+        secret("AWS_ACCESS_KEY_ID", &mut environment),
+        secret("AWS_SECRET_ACCESS_KEY", &mut environment)
+    );
+    fs::write(&file, text).unwrap();
+    let file = file.display().to_string();
+    environment.insert("AWS_SHARED_CREDENTIALS_FILE".to_owned(), file);
+    refused(
+        environment,
+        &[
+            "error: 10.9.0.1: cannot read s3://runs/team/.evenkeel-hosts-",
+            "error: 10.9.0.2: cannot read s3://runs/team/.evenkeel-hosts-",
+            ": there are no credentials; ",
+            "; `evenkeel doctor --bucket s3://runs/team` on that host tests it again\n",
+        ],
+    );
+    lab.on(2, "ip route add unreachable 10.9.0.253/32");
+    refused(
+        apart.environment(),
+        &[
+            "error: 10.9.0.2: cannot read s3://runs/team/.evenkeel-hosts-",
+            ": the server cannot be reached; check the endpoint and the network (",
+        ],
+    );
+    lab.on(2, "ip route delete unreachable 10.9.0.253/32");
+
+    // Only the launcher has the model from which the run begins.
+    let first = Run::of(small(json!({})));
+    let output = first.launch(&["--procs", "1", "--quiet"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let model = first.out().join("gen-1/step-0000200");
+    fs::write(model.join("generation_config.json"), "{}").unwrap();
+    let spec = json!({
+        "model": {"path": model, "config": null},
+        "budget": {"samples": 100_000_000},
+        "checkpoint": {"every_samples": 2400},
+    });
+    let run = Run::of(small(spec)).with_environment(apart.environment());
+    let launched = run.start_in(&lab.inside(), &words);
+    run.wait_for_steps(1, 5);
+    let loss = |run: &Run, step: u64| run.steps()[&step]["loss"].as_f64().unwrap();
+    assert!(
+        loss(&run, 1) < loss(&first, 1) - 0.5,
+        "it began from the model"
+    );
+    lab.power_off(2);
+    run.wait_for_steps(2, 5);
+    apart.power_on(2, "ip route add unreachable 10.9.0.253/32");
+    let problem = "10.9.0.2: cannot read s3://runs/team/run-";
+    wait_for("the problem of a host that is back", || {
+        run.log().contains(problem).then_some(())
+    });
+    lab.on(2, "ip route delete unreachable 10.9.0.253/32");
+    run.wait_for_steps(3, 5);
+    let suspended = run.call_in(&lab.inside(), "suspend", &[]);
+    assert!(suspended.status.success(), "{}", stderr(&suspended));
+    launched.wait();
+    assert_eq!(run.worlds(), [2, 1, 2], "{}", run.log());
+    // What the ranks print is here, though they have other disks.
+    let log = run.out().join("gen-1/logs/rank-1.log");
+    let printed = run.call_in(&lab.inside(), "logs", &["--rank", "1"]);
+    assert!(
+        printed.status.success() || !log.exists(),
+        "{}",
+        stderr(&printed)
+    );
+    // A resume elsewhere than on hosts cannot reach the files.
+    let output = run.launch_in(&lab.inside(), &["--resume", "--on", "here"]);
+    let error = stderr(&output);
+    assert!(
+        error.contains(", and this machine is none of its hosts; add `--on ssh:HOSTS`"),
+        "{error}"
+    );
+    let other = ["--resume", "--on", words[1], "--bucket", "s3://runs/other"];
+    let output = run.launch_in(&lab.inside(), &other);
+    let error = stderr(&output);
+    assert!(
+        error.contains("; remove `--bucket s3://runs/other`\n"),
+        "{error}"
+    );
+    assert_eq!(apart.prove(&run)["proved"], true);
+    let objects = apart.objects();
+    let companion =
+        |key: &String| key.contains("/step-") && key.ends_with("/generation_config.json");
+    assert!(objects.iter().any(companion), "{objects:?}");
+    let model = run.scratch().join("model");
+    let place = model.display().to_string();
+    let exported = run.call_in(&lab.inside(), "export", &["--out", &place]);
+    assert!(exported.status.success(), "{}", stderr(&exported));
+    assert!(
+        model.join("model.safetensors").exists(),
+        "{}",
+        stderr(&exported)
+    );
     lab.hosts().for_each(|host| lab.wait_for_none(host));
 }
 

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use super::s3::Server;
 use super::support::{stderr, wait_for};
 
 /// Numbers the labs of this process.
@@ -99,6 +100,34 @@ impl Lab {
     /// A program in the namespace of the launchers.
     pub fn inside(&self) -> [&str; 4] {
         ["ip", "netns", "exec", &self.name]
+    }
+
+    /// Another address beside the launchers', which all hosts reach.
+    fn address(&self, last: u8) -> String {
+        let (name, address) = (&self.name, format!("10.9.0.{last}"));
+        sh(&format!("ip -n {name} addr add {address}/24 dev lab0"));
+        address
+    }
+
+    /// An S3 server beside the launchers, which all hosts reach; `None` and a message without its binary.
+    pub fn s3(&self) -> Option<Server> {
+        let (host, port) = (self.address(253), 7070);
+        let server = Server::start_by(&self.inside(), &host, port)?;
+        server.wait_for(|| {
+            let [ip, netns, exec, name] = self.inside();
+            let open = format!("</dev/tcp/{host}/{port}");
+            let mut command = Command::new(ip);
+            command.args([netns, exec, name, "bash", "-c", &open]);
+            command.stderr(Stdio::null()).status().unwrap().success()
+        });
+        Some(server)
+    }
+
+    /// A path as a host sees it, through one of its processes.
+    pub fn seen_by(&self, host: u32, path: &Path) -> PathBuf {
+        let pids = self.processes(&format!("{}h{host}", self.name));
+        let root = Path::new("/proc").join(&pids[0]).join("root");
+        root.join(path.strip_prefix("/").unwrap())
     }
 
     fn processes(&self, namespace: &str) -> Vec<String> {

@@ -1,6 +1,7 @@
 //! A real S3 server on loopback (Versity S3 Gateway; `scripts/s3-server.sh` builds it). `benches/bucket.rs` uses it too.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -19,13 +20,30 @@ pub const READER: &str = "reader";
 /// The server, with one bucket `runs`. Objects are files of a folder, and the bucket's policy is an attribute of it.
 pub struct Server {
     process: Child,
+    host: String,
     pub port: u16,
-    _root: tempfile::TempDir,
+    root: tempfile::TempDir,
 }
 
 impl Server {
     /// `None` and a message without the server's binary.
     pub fn start() -> Option<Server> {
+        let server = Server::start_by(&[], &Ipv4Addr::LOCALHOST.to_string(), free_port())?;
+        server.wait_for(|| TcpStream::connect((Ipv4Addr::LOCALHOST, server.port)).is_ok());
+        Some(server)
+    }
+
+    /// Waits until the server listens.
+    pub fn wait_for(&self, listens: impl Fn() -> bool) {
+        let late = Instant::now() + Duration::from_secs(30);
+        while !listens() {
+            assert!(Instant::now() < late, "the S3 server does not listen");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Starts the server by a program that runs another one, at an address that this program has.
+    pub fn start_by(program: &[&str], host: &str, port: u16) -> Option<Server> {
         let Some(binary) = std::env::var_os("EVENKEEL_S3_SERVER").map(PathBuf::from) else {
             println!(
                 "SKIPPED: no S3 server (set EVENKEEL_S3_SERVER to the output of scripts/s3-server.sh)"
@@ -52,8 +70,10 @@ impl Server {
             XattrFlags::empty(),
         )
         .unwrap();
-        let port = free_port();
-        let process = Command::new(binary)
+        let words = program.iter().map(OsString::from);
+        let words: Vec<OsString> = words.chain([binary.into_os_string()]).collect();
+        let process = Command::new(&words[0])
+            .args(&words[1..])
             .args([
                 "--access",
                 USER,
@@ -64,24 +84,25 @@ impl Server {
                 "--quiet",
                 "--keep-alive",
             ])
-            .args(["--port", &format!("127.0.0.1:{port}"), "--iam-dir"])
+            .args(["--port", &format!("{host}:{port}"), "--iam-dir"])
             .arg(users)
             .arg("posix")
             .arg(root.path().join("buckets"))
             .stdout(Stdio::null())
             .spawn()
             .unwrap();
-        let server = Server {
+        Some(Server {
             process,
+            host: host.to_owned(),
             port,
-            _root: root,
-        };
-        let late = Instant::now() + Duration::from_secs(30);
-        while TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_err() {
-            assert!(Instant::now() < late, "the S3 server does not listen");
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        Some(server)
+            root,
+        })
+    }
+
+    /// The objects of the bucket are files below this directory.
+    #[allow(dead_code, reason = "benches/bucket.rs asks the server")]
+    pub fn objects(&self) -> PathBuf {
+        self.root.path().join("buckets/runs")
     }
 
     /// What a client's environment needs.
@@ -90,7 +111,10 @@ impl Server {
             ("AWS_ACCESS_KEY_ID", USER.to_owned()),
             ("AWS_SECRET_ACCESS_KEY", SECRET.to_owned()),
             ("AWS_REGION", REGION.to_owned()),
-            ("AWS_ENDPOINT_URL", endpoint(self.port)),
+            (
+                "AWS_ENDPOINT_URL",
+                format!("http://{}:{}", self.host, self.port),
+            ),
         ]
         .map(|(name, value)| (name.to_owned(), value))
         .into()
@@ -103,6 +127,7 @@ impl Server {
 }
 
 /// URL of a server on a port of this machine.
+#[allow(dead_code, reason = "benches/bucket.rs asks the server")]
 pub fn endpoint(port: u16) -> String {
     format!("http://127.0.0.1:{port}")
 }

@@ -264,6 +264,50 @@ fn a_run_outlives_announced_jobs_of_a_higher_qos() {
     outlives_a_higher_qos(Notice::Signal);
 }
 
+#[test]
+fn a_submitted_run_keeps_its_checkpoints_in_a_bucket() {
+    if !is_possible(&PROGRAMS) {
+        return;
+    }
+    let spec = json!({"budget": {"samples": 100_000_000}, "checkpoint": {"every_samples": 2400}});
+    let cluster = Cluster::of(2);
+    let lab = &cluster.lab;
+    let Some(s3) = lab.s3() else {
+        return;
+    };
+    let mut environment = cluster.environment();
+    environment.extend(s3.environment());
+    let cache = lab.file("cache").display().to_string();
+    environment.insert("XDG_CACHE_HOME".to_owned(), cache);
+    let run = Run::of(small(spec)).with_environment(environment);
+    let log = run.scratch().join("job.log");
+    let output = format!("--sbatch=--output={}", log.display());
+    let inside = lab.inside();
+    let launch = ["--on", "slurm", "--nodes", "2", &output];
+    let bucket = ["--bucket", "s3://runs/team"];
+    let submitted = run.launch_in(&inside, &[&launch[..], &bucket].concat());
+    assert!(submitted.status.success(), "{}", stderr(&submitted));
+    let first = wait_for("the first job", || cluster.queue().into_keys().next());
+    let two = wait_for_world(&run, 0, 2);
+    let node = node_of(&cluster, &format!("{first}-node-1"));
+    lab.power_off(node);
+    let one = wait_for_world(&run, two, 1);
+    lab.link(node, "up");
+    cluster.start(node);
+    let two = wait_for_world(&run, one, 2);
+    // As a job of a higher priority does it: another node may run the next launcher.
+    cluster.asked("scontrol", &["requeue", &running_job(&cluster, &first)]);
+    wait_for_world(&run, two, 2);
+    let suspended = run.call_in(&inside, "suspend", &[]);
+    let said = fs::read_to_string(&log).unwrap();
+    assert!(suspended.status.success(), "{}\n{said}", stderr(&suspended));
+    cluster.wait_for_empty_queue();
+    let proof = run.call_in(&inside, "status", &["--ledger", "-o", "json"]);
+    let proof = String::from_utf8(proof.stdout).unwrap();
+    assert!(proof.contains("\"proved\": true"), "{proof}");
+    lab.hosts().for_each(|node| lab.wait_for_none(node));
+}
+
 /// What a fault did to the steps of a run, from the generation before it to the next one that has taken a step.
 fn cost(run: &Run, before: u64) -> String {
     let last = run.generation_steps(before).pop().unwrap();

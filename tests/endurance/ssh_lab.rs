@@ -13,7 +13,13 @@ pub struct Servers(pub Lab);
 
 impl Servers {
     pub fn of(hosts: u32) -> Servers {
-        let lab = Lab::of(hosts);
+        let servers = Servers::in_lab(Lab::of(hosts));
+        servers.0.hosts().for_each(|host| servers.start(host, ":"));
+        servers
+    }
+
+    /// What the servers of a lab need, which are not started.
+    pub fn in_lab(lab: Lab) -> Servers {
         let place = lab.place().display();
         sh(&format!(
             "mkdir -p /run/sshd {place}/bin
@@ -37,9 +43,7 @@ impl Servers {
         let ssh = format!("#!/bin/sh\nexec /usr/bin/ssh -F {place}/ssh.conf \"$@\"\n");
         fs::write(lab.file("bin/ssh"), ssh).unwrap();
         sh(&format!("chmod 755 {place}/bin/ssh"));
-        let servers = Servers(lab);
-        servers.0.hosts().for_each(|host| servers.start(host, ":"));
-        servers
+        Servers(lab)
     }
 
     /// Starts the server of a host, in what this script makes of its disks.

@@ -486,13 +486,20 @@ pub fn same_losses(one: &Run, other: &Run) {
         let b = others[samples];
         assert!(agree(*a, b), "evaluation after {samples}: {a} and {b}");
     }
-    let (one, other) = (one.steps(), other.steps());
     assert_eq!(
-        one.keys().collect::<Vec<_>>(),
-        other.keys().collect::<Vec<_>>()
+        one.steps().keys().collect::<Vec<_>>(),
+        other.steps().keys().collect::<Vec<_>>()
     );
+    same_losses_so_far(one, other);
+}
+
+/// Asserts that a run has taken all steps from the first one on, each as a longer run has taken it.
+pub fn same_losses_so_far(one: &Run, longer: &Run) {
+    let agree = |a: f64, b: f64| (a - b).abs() <= 1e-5 * a.abs();
+    let (one, longer) = (one.steps(), longer.steps());
+    assert!(one.keys().copied().eq(1..=one.len() as u64));
     for (step, a) in &one {
-        let b = &other[step];
+        let b = &longer[step];
         assert_eq!(a["samples"], b["samples"], "step {step}");
         let (a, b) = (a["loss"].as_f64().unwrap(), b["loss"].as_f64().unwrap());
         assert!(agree(a, b), "step {step}: {a} and {b}");

@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 
 use super::waiting::Waiting;
 use super::{Membership, PodAgent};
-use crate::agent::bucket_run::Brought;
 use crate::agent::external::{self, external_call};
 use crate::agent::mirror::Mirror;
 use crate::agent::preparation::Preparation;
@@ -22,6 +21,7 @@ use crate::lifecycle::{Reason, authentication, files};
 use crate::plan::DeviceKind;
 use crate::telemetry::{Pace, now};
 use crate::train::Run;
+use crate::train::run_files::Brought;
 use crate::util::durable::FileError;
 
 /// Retry interval of NVML queries, volume checks and a failed preparation.

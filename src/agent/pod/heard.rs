@@ -16,7 +16,7 @@ impl PodAgent {
         }
         let urgent = match event.news {
             News::Report(report) => self.take_report(event.rank, *report),
-            News::Posted(_) => false,
+            News::Posted(_) | News::Printed(_) | News::Stacks(_) => false,
             News::Exited(ending) => {
                 self.take_ending(event.rank, ending);
                 true

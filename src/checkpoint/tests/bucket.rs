@@ -111,6 +111,51 @@ fn a_damaged_copy_is_replaced_and_a_damaged_object_is_refused() {
 }
 
 #[test]
+fn a_bucket_lists_its_checkpoints_as_a_directory_does() {
+    let bucket = in_memory();
+    let [disk] = disks();
+    for (generation, step) in [(2, 8), (1, 4), (10, 12)] {
+        save(&bucket, &[disk.path()], generation, step).unwrap();
+    }
+    // Begun, withdrawn, and damaged.
+    let weights = "gen-10/step-0000016/model-00001-of-00005.safetensors";
+    bucket.put(weights, vec![1]).unwrap();
+    for (key, manifest) in [("gen-2/step-0000010", ""), ("gen-2/step-0000009", "{")] {
+        let key = format!("{key}/manifest.json");
+        bucket.put(&key, manifest.as_bytes().to_vec()).unwrap();
+    }
+    let found = bucket_copy::list(&bucket).unwrap();
+    let paths = |committed: &[Committed]| -> Vec<String> {
+        let paths = committed.iter().map(|it| it.path.display().to_string());
+        paths.collect()
+    };
+    let expected = [
+        "gen-1/step-0000004",
+        "gen-2/step-0000008",
+        "gen-10/step-0000012",
+    ];
+    assert_eq!(paths(&found.committed), expected);
+    let here = list(disk.path()).unwrap().committed;
+    let same = |one: &Committed, other: &Committed| {
+        (one.step, one.samples, one.checksum) == (other.step, other.samples, other.checksum)
+    };
+    let listed = here.iter().zip(&found.committed);
+    assert!(listed.into_iter().all(|(here, there)| same(here, there)));
+    assert_eq!(found.damaged.len(), 1);
+
+    let newest = &found.committed[2];
+    let verify = || bucket_copy::verify(&bucket, expected[2], newest.checksum);
+    verify().unwrap();
+    let key = format!("{}/config.json", expected[2]);
+    let bytes = bucket.require(&key).unwrap().len();
+    bucket.put(&key, vec![b' '; bytes]).unwrap();
+    match verify().unwrap_err() {
+        CheckpointError::Bucket(error) => assert_eq!(error.cause, Cause::Damaged),
+        error => panic!("{error}"),
+    }
+}
+
+#[test]
 fn of_two_ranks_that_commit_one_step_the_first_wins() {
     let bucket = in_memory();
     let [one, two] = disks();

@@ -43,7 +43,8 @@ pub struct Args {
     /// checkpoints]
     #[arg(long, value_name = "CLAIM")]
     claim: Option<String>,
-    /// Bucket for checkpoints instead of a claim: s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX
+    /// Bucket for checkpoints: s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX. It replaces the claim of a
+    /// cluster, and the directory that the hosts of `--on ssh` or `--on slurm` share
     #[arg(long, value_name = "URL", conflicts_with = "claim")]
     bucket: Option<String>,
     /// Folder that every pod gets as its working directory: the files that git tracks or would track, at most 256 MiB
@@ -124,9 +125,19 @@ impl Args {
 
     /// The first set option that does not apply to jobs of Slurm.
     pub fn flag_of_kubernetes(&self) -> Option<&'static str> {
-        let shared = ["--setup", "--min-nodes"];
+        let shared = ["--bucket", "--setup", "--min-nodes"];
         let set = self.options().filter(|(flag, _)| !shared.contains(flag));
         first_set(&set.collect::<Vec<_>>()).or(self.cluster.flag())
+    }
+
+    /// The first set option besides `--bucket` that needs `--nodes`.
+    pub fn flag_without_bucket(&self) -> Option<&'static str> {
+        let set = self.options().filter(|(flag, _)| *flag != "--bucket");
+        first_set(&set.collect::<Vec<_>>()).or(self.cluster.flag())
+    }
+
+    pub fn bucket(&self) -> Option<&str> {
+        self.bucket.as_deref()
     }
 
     pub fn setup(&self) -> Option<&str> {

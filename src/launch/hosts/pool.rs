@@ -11,12 +11,13 @@ use std::time::{Duration, Instant};
 use super::slurm::submission;
 use super::ssh::Program;
 use super::{Called, Listed, Reach, Reached};
+use crate::bucket::{Bucket, BucketError};
 use crate::host::{Facts, Remote, Share, ToHost};
 use crate::inventory::{Device, Devices};
 use crate::launch::Requirements;
 use crate::launch::run_dir::HostRow;
-use crate::lifecycle::Member;
 use crate::lifecycle::generation::Address;
+use crate::lifecycle::{Member, files};
 use crate::plan::DeviceKind;
 use crate::util::format::count;
 use crate::util::key::Key;
@@ -30,7 +31,7 @@ const TOKEN: &str = ".evenkeel-hosts";
 const FILE_BYTES: u64 = 4 << 20;
 
 /// The variables of the launcher that ranks get too, by the beginnings of their names.
-const PASSED_ON: [&str; 32] = [
+const PASSED_ON: [&str; 34] = [
     "PATH",
     "LD_LIBRARY_PATH",
     "PYTHON",
@@ -51,6 +52,8 @@ const PASSED_ON: [&str; 32] = [
     "MKL_",
     "RUST_",
     "AWS_",
+    "AZURE_",
+    "GOOGLE_",
     "ACCELERATE_",
     "DEEPSPEED_",
     "DS_",
@@ -80,6 +83,7 @@ pub struct Hosts {
 #[derive(Clone, Default)]
 struct Admission {
     token: Option<Token>,
+    bucket: Option<BucketToken>,
     trainer: Option<Arc<Requirements>>,
 }
 
@@ -142,6 +146,14 @@ struct Arrival {
 #[derive(Clone)]
 struct Token {
     file: PathBuf,
+    text: String,
+}
+
+/// An object of the run's bucket, and its text.
+#[derive(Clone)]
+struct BucketToken {
+    url: String,
+    key: String,
     text: String,
 }
 
@@ -324,6 +336,38 @@ impl Hosts {
         checkpoints.map_or(Ok(()), |directory| self.share_directory(directory, &remedy))
     }
 
+    /// Refuses hosts whose ranks cannot use the bucket.
+    pub fn reach_bucket(&self, bucket: &Bucket) -> Result<(), Unreachable> {
+        let refused = |error: BucketError| Unreachable {
+            problems: vec![with_doctor(error.to_string(), bucket.base(), "here")],
+        };
+        let random = Key::random().map_err(|error| Unreachable {
+            problems: vec![error.to_string()],
+        })?;
+        let text = random.reveal();
+        let token = BucketToken {
+            url: bucket.base().to_owned(),
+            key: format!("{TOKEN}-{}", text.get(..16).unwrap_or(&text)),
+            text,
+        };
+        bucket
+            .put(&token.key, token.text.clone().into_bytes())
+            .map_err(refused)?;
+        let there: Vec<There> = self.there().collect();
+        let problems = thread::scope(|all| {
+            let token = &token;
+            let check = |host| all.spawn(move || token.problem(host));
+            let checks: Vec<_> = there.iter().map(check).collect();
+            let found = checks.into_iter().filter_map(|check| check.join().ok());
+            found.flatten().collect::<Vec<String>>()
+        });
+        bucket.delete(&token.key).map_err(refused)?;
+        if problems.is_empty() {
+            return Ok(());
+        }
+        Err(Unreachable { problems })
+    }
+
     fn share_directory(&self, directory: &Path, remedy: &str) -> Result<(), Unreachable> {
         let refused = |error: std::io::Error| Unreachable {
             problems: vec![format!("{}: {error}", directory.display())],
@@ -359,6 +403,36 @@ impl Hosts {
         let text = text.and_then(|text| String::from_utf8(text).ok());
         let file = std::path::absolute(file).ok();
         self.admission.token = file.zip(text).map(|(file, text)| Token { file, text });
+    }
+
+    /// Hosts that come back show by the object of this file in the run's bucket that they can use it.
+    pub fn recognise_bucket(&mut self, bucket: &Bucket, file: &Path) {
+        let text = input::read(file, FILE_BYTES).ok();
+        let text = text.and_then(|text| String::from_utf8(text).ok());
+        self.admission.bucket = text.map(|text| BucketToken {
+            url: bucket.base().to_owned(),
+            key: files::RUN.to_owned(),
+            text,
+        });
+        if self.share_small_files() {
+            self.recognise(file);
+        }
+    }
+
+    /// Whether they share the directory of a run that has a bucket: any of these nodes may run its next launcher.
+    pub fn share_small_files(&self) -> bool {
+        let is_of_slurm = |host: &Host| matches!(host.reach, Reach::Slurm(_) | Reach::SlurmJob(..));
+        self.hosts.iter().any(is_of_slurm)
+    }
+
+    /// Removes a run from the disks of all hosts.
+    pub fn clear(&self, job: &str) {
+        let there: Vec<There> = self.there().collect();
+        thread::scope(|all| {
+            for There { name, remote, .. } in &there {
+                all.spawn(move || remote.clear(&own_disk(job, name)));
+            }
+        });
     }
 
     /// Refuses hosts that do not reach each other.
@@ -419,8 +493,9 @@ impl Hosts {
         hosts.map(row).collect()
     }
 
-    /// The hosts of a world: its members, and each one's share of the ranks. The first ones take as many as they can.
-    pub fn members(&self, world: u64) -> Vec<(Member, Share)> {
+    /// The hosts of a world of this job: its members, and each one's share of the ranks. The first ones take as many as they
+    /// can.
+    pub fn members(&self, job: &str, world: u64) -> Vec<(Member, Share)> {
         let mut left = world;
         let mut members = Vec::new();
         for (slot, host) in (0..).zip(&self.hosts) {
@@ -444,6 +519,7 @@ impl Hosts {
             };
             let share = Share {
                 host: Arc::clone(remote),
+                own_disk: own_disk(job, &host.name),
                 count: ranks,
                 gpus,
             };
@@ -647,6 +723,30 @@ impl Token {
     }
 }
 
+impl BucketToken {
+    /// Why ranks on this host cannot use the bucket.
+    fn problem(&self, host: &There) -> Option<String> {
+        let problem = host.remote.check(&self.url, &self.key, &self.text)?;
+        let problem = with_doctor(problem, &self.url, "on that host");
+        Some(format!("{}: {problem}", host.name))
+    }
+}
+
+/// A problem of a bucket, and the command that tests it.
+fn with_doctor(problem: String, url: &str, place: &str) -> String {
+    format!("{problem}; `evenkeel doctor --bucket {url}` {place} tests it again")
+}
+
+/// The run directory of a host that shares none, below its cache. Hosts may share that.
+fn own_disk(job: &str, host: &str) -> PathBuf {
+    let plain = |letter: char| letter.is_ascii_alphanumeric() || "-.".contains(letter);
+    let host: String = host
+        .chars()
+        .map(|letter| if plain(letter) { letter } else { '_' })
+        .collect();
+    Path::new(job).join(format!("host-{host}"))
+}
+
 impl There {
     /// The same with a free port.
     fn linked(self) -> Linked {
@@ -687,15 +787,19 @@ impl Admission {
         if token.is_some_and(|token| token.is_read(remote) != Some(true)) {
             return Some(format!("{name} does not have the run's directory"));
         }
-        let trainer = self.trainer.as_ref();
-        if let Some(problem) = trainer.and_then(|trainer| lacks(name, remote, trainer)) {
-            return Some(problem);
-        }
         let this = There {
             name: name.clone(),
             remote: Arc::clone(remote),
             address: address.clone(),
         };
+        let bucket = self.bucket.as_ref();
+        if let Some(problem) = bucket.and_then(|bucket| bucket.problem(&this)) {
+            return Some(problem);
+        }
+        let trainer = self.trainer.as_ref();
+        if let Some(problem) = trainer.and_then(|trainer| lacks(name, remote, trainer)) {
+            return Some(problem);
+        }
         let this = this.linked();
         // One that is lost meanwhile does not answer.
         let others = others.into_iter().filter(|other| other.remote.stays());
@@ -861,6 +965,8 @@ mod tests {
             "HF_TOKEN",
             "NCCL_DEBUG",
             "EVENKEEL_CUDA_LIBRARIES",
+            "AWS_ENDPOINT_URL",
+            "GOOGLE_APPLICATION_CREDENTIALS",
         ] {
             assert!(is_passed_on(name), "{name}");
         }
@@ -874,6 +980,18 @@ mod tests {
             "EVENKEEL_SLURM_RUN",
         ] {
             assert!(!is_passed_on(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn the_directories_of_hosts_stay_in_the_directory_of_the_job() {
+        for (host, directory) in [
+            ("n1", "job/host-n1"),
+            ("me@h2:2222", "job/host-me_h2_2222"),
+            ("..", "job/host-.."),
+            ("../x", "job/host-.._x"),
+        ] {
+            assert_eq!(own_disk("job", host), Path::new(directory));
         }
     }
 }

@@ -15,7 +15,7 @@ impl Launcher<'_> {
     /// The members of the next world, with the shares of other hosts.
     pub(super) fn members(&self, world: u64) -> (Vec<Member>, Vec<Share>) {
         match &self.hosts {
-            Some(hosts) => hosts.members(world).into_iter().unzip(),
+            Some(hosts) => hosts.members(&self.run.job, world).into_iter().unzip(),
             None => {
                 let here = Member {
                     pod: None,

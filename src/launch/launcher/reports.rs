@@ -10,7 +10,7 @@ use crate::launch::run_dir::{GenerationRow, Phase};
 use crate::lifecycle::CheckpointRef;
 use crate::lifecycle::protocol::{Ending, Report};
 use crate::lifecycle::stall::OnStall;
-use crate::telemetry::{EvaluationRecord, Event, StepRecord};
+use crate::telemetry::{EvaluationRecord, Event, Metric, StepRecord};
 
 impl Launcher<'_> {
     /// Handles an event of a rank of the current generation.
@@ -25,6 +25,7 @@ impl Launcher<'_> {
         match &event.news {
             News::Report(report) => self.take_report(rank, report),
             News::Posted(_) => Ok(()),
+            News::Printed(_) | News::Stacks(_) => self.keep_output(event),
             News::Exited(ending) => {
                 if let (Ending::Signal(signal), Some(seen)) = (ending, current.host.status(rank))
                     && !seen.is_collateral()
@@ -51,8 +52,14 @@ impl Launcher<'_> {
                     self.trains()?;
                 }
             }
-            Report::Step(record) => self.step(record)?,
-            Report::Evaluation(record) => self.evaluation(record),
+            Report::Step(record) => {
+                self.record(&Metric::Step(record.clone()))?;
+                self.step(record)?;
+            }
+            Report::Evaluation(record) => {
+                self.record(&Metric::Evaluation(record.clone()))?;
+                self.evaluation(record);
+            }
             Report::Committed { checkpoint_ref, .. } => self.committed(checkpoint_ref.clone())?,
             Report::LossDetected { .. } | Report::Lost { .. } => self.in_trouble(),
             Report::DeviceLost { .. } => {
@@ -141,6 +148,9 @@ impl Launcher<'_> {
         self.state.checkpoint_ref = Some(checkpoint_ref.clone());
         self.restarts_left = RESTARTS;
         self.write_state()?;
+        if self.retain_in_bucket(&checkpoint_ref) {
+            return Ok(());
+        }
         if let Some(keep) = self.run.spec.checkpoint.keep {
             let run_dir = self.run_dir.path();
             let current = self.current.as_ref();
