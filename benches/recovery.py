@@ -1,5 +1,8 @@
 #!/usr/bin/env python3
-"""From SIGKILL of one of three ranks to the end of the first step of the new world.
+"""What a change of the world costs on one machine.
+
+`kill`: from SIGKILL of one of three ranks to the end of the first step of the new world. `resize`: from the end of the last
+step of two ranks to the begin of the first one of three, in which nothing is trained.
 
 Evenkeel and torchrun's elastic agent side by side: an 8.43 M parameter Llama (8 layers, width 256,
 8 heads, ff 688, vocabulary 4096), a global batch of 12 sequences of 64 tokens, three ranks of which
@@ -7,6 +10,7 @@ one is killed. Prints one JSON line a trial.
 
     cargo build --release
     python3 benches/recovery.py --trials 5
+    python3 benches/recovery.py --trials 5 --change resize --against ANOTHER/evenkeel   # in turns, with the ratio
     python3 benches/recovery.py --trials 3 --peer          # the same with torchrun (needs torch)
 """
 import argparse, json, os, pathlib, re, shutil, signal, socket, statistics, subprocess, sys, tempfile, time
@@ -15,6 +19,8 @@ here = pathlib.Path(__file__).resolve().parent
 p = argparse.ArgumentParser()
 p.add_argument("--trials", type=int, default=5)
 p.add_argument("--binary", default=str(here.parent / "target/release/evenkeel"))
+p.add_argument("--change", choices=["kill", "resize"], default="kill")
+p.add_argument("--against", help="another build of the program, measured in turns with this one")
 p.add_argument("--peer", action="store_true", help="measure torchrun instead")
 p.add_argument("--python", default=sys.executable, help="the Python that has torch")
 a = p.parse_args()
@@ -53,22 +59,29 @@ def ranks_of(pattern):
     return [int(pid) for pid in output.split()]
 
 
-def evenkeel():
+def evenkeel(binary=a.binary):
     directory = pathlib.Path(tempfile.mkdtemp())
     recipe, run = directory / "recipe.yaml", directory / "run"
     recipe.write_text(RECIPE)
-    launcher = subprocess.Popen([a.binary, "launch", str(recipe), "--procs", "3", "--out", str(run)],
+    procs = "3" if a.change == "kill" else "2"
+    launcher = subprocess.Popen([binary, "launch", str(recipe), "--procs", procs, "--out", str(run)],
                                 stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         until(lambda: len(steps(run / "gen-1/metrics.jsonl")) >= 10)
-        victim = max(ranks_of(f"rank --run {run} "))
         killed = time.time()
-        os.kill(victim, signal.SIGKILL)
+        if a.change == "kill":
+            os.kill(max(ranks_of(f"rank --run {run} ")), signal.SIGKILL)
+        else:
+            subprocess.run([binary, "resize", str(run), "3"], check=True, stdout=subprocess.DEVNULL)
         first = until(lambda: steps(run / "gen-2/metrics.jsonl"))[0]
         before = steps(run / "gen-1/metrics.jsonl")[-1]
+        if a.change == "kill":
+            seconds = first["time"] - killed
+        else:
+            seconds = first["time"] - first["seconds"] - before["time"]
         record = json.loads((run / "gen-2/record.json").read_text())
-        pinned = (record["start"] or {}).get("samples", 0)
-        return dict(who="evenkeel", seconds=round(first["time"] - killed, 3), world=first["world"],
+        pinned = (record.get("carried") or record["start"] or {}).get("samples", 0)
+        return dict(who=binary, seconds=round(seconds, 3), world=first["world"],
                     batch=[before["batch"], first["batch"]],
                     steps_lost=max(0, (before["samples"] - pinned) // 12))
     finally:
@@ -130,9 +143,20 @@ def ranks_of_parent(pid):
     return [int(child) for child in output.split()]
 
 
-results = []
+def median(results):
+    print(json.dumps(dict(who=results[0]["who"], median=statistics.median(r["seconds"] for r in results),
+                          worst=max(r["seconds"] for r in results))))
+
+
+results, others = [], []
 for _ in range(a.trials):
-    results.append((torchrun if a.peer else evenkeel)())
+    results.append(torchrun() if a.peer else evenkeel())
     print(json.dumps(results[-1]), flush=True)
-print(json.dumps(dict(who=results[0]["who"], median=statistics.median(r["seconds"] for r in results),
-                      worst=max(r["seconds"] for r in results))))
+    if a.against:
+        others.append(evenkeel(a.against))
+        print(json.dumps(others[-1]), flush=True)
+median(results)
+if others:
+    median(others)
+    ratios = [one["seconds"] / other["seconds"] for one, other in zip(results, others)]
+    print(json.dumps(dict(ratios=[round(ratio, 3) for ratio in ratios], median=round(statistics.median(ratios), 3))))

@@ -151,18 +151,17 @@ impl Machine {
         assert!(output.status.success(), "{output:?}");
     }
 
-    /// The process of a rank in a generation of a run.
+    /// The process of a rank in a generation of a run, by its log: it may have begun in an earlier one.
     fn rank(&self, run: &str, generation: u64, rank: usize) -> Pid {
+        let log = format!("{run}/gen-{generation}/logs/rank-{rank}.log");
+        let log = self.path().join(log);
         let of_rank = |process: &Path| {
-            let read = |file| std::fs::read_to_string(process.join(file)).unwrap_or_default();
-            let words = read("cmdline").replace('\0', " ");
-            let cwd = std::fs::read_link(process.join("cwd"));
-            let is_of_run =
-                words.contains(&format!(" rank --run {run} --generation {generation} "));
-            let is_rank = read("environ")
-                .split('\0')
-                .any(|set| set == format!("RANK={rank}"));
-            is_of_run && is_rank && cwd.is_ok_and(|cwd| cwd == self.path())
+            let words = std::fs::read_to_string(process.join("cmdline")).unwrap_or_default();
+            let is_of_run = words
+                .replace('\0', " ")
+                .contains(&format!(" rank --run {run} "));
+            let written = std::fs::read_link(process.join("fd/2"));
+            is_of_run && written.is_ok_and(|written| written == log)
         };
         let processes = std::fs::read_dir("/proc")
             .unwrap()

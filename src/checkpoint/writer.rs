@@ -141,7 +141,11 @@ impl Job {
             files: BTreeMap::new(),
         };
         while left > 0 {
-            let Ok((unit, state)) = queue.recv() else {
+            let next = queue.recv();
+            if self.abandoned.load(Ordering::SeqCst) {
+                return Ok(part);
+            }
+            let Ok((unit, state)) = next else {
                 return Err(CheckpointError::Misuse(format!(
                     "rank {} was never handed the states of {left} of its units",
                     self.rank
@@ -161,6 +165,9 @@ impl Job {
             left -= 1;
         }
         for (path, file, size) in open {
+            if self.abandoned.load(Ordering::SeqCst) {
+                return Ok(part);
+            }
             file.sync_all()
                 .map_err(|error| FileError::from_io("write", &path, size, error))?;
         }

@@ -34,6 +34,9 @@ pub struct Args {
     /// Seconds without progress after which the rank counts as stalled; 0: never. Default: measured.
     #[arg(long, value_name = "SECONDS")]
     progress_deadline: Option<u32>,
+    /// Stand by until the agent gives the process a place in a later generation.
+    #[arg(long)]
+    stand_by: bool,
     /// Bucket for checkpoints, if hosts share no run directory.
     #[arg(long, value_name = "URL")]
     bucket: Option<String>,
@@ -64,6 +67,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(rank::run(&RankOptions {
         run_dir: args.run,
         generation: args.generation,
+        stands_by: args.stand_by,
         rank,
         threads: variable("RAYON_NUM_THREADS")?,
         key: variable(KEY_VARIABLE)?,

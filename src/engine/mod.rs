@@ -36,7 +36,9 @@ use step::{Keeps, Pass, Step, Training, no_worker_gradient};
 use walk::Walk;
 
 use std::ops::Range;
+use std::sync::Arc;
 
+use crate::comm::activity::Activity;
 use crate::comm::{CommError, World};
 
 /// A target that carries no loss (padding, prompts).
@@ -353,6 +355,21 @@ pub struct Reduced {
     pub local_squared_norm: Option<f64>,
 }
 
+/// An engine's place among others.
+pub struct Place {
+    /// `None` if it trains alone.
+    pub world: Option<World>,
+    /// Threads to compute with on processors.
+    pub threads: usize,
+    /// Where waits for other ranks are recorded that are not calls of the world.
+    pub activity: Arc<Activity>,
+}
+
+/// The error for an engine that holds a part only.
+fn not_whole() -> EngineError {
+    EngineError::Shape("an engine with a shard of the state cannot leave its world".to_owned())
+}
+
 /// The measurements of a step for the norm test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Measure {
@@ -478,6 +495,10 @@ pub trait Engine: Send {
 
     /// Discards the step's gradient (a NaN loss, an abandoned step).
     fn discard(&mut self);
+
+    /// Leaves its world, which may have failed, between two steps, and takes part in another one. Collective there. Only
+    /// for an engine that holds everything ([`Strategy::Replicated`]).
+    fn rejoin(&mut self, place: Place) -> Result<(), EngineError>;
 
     /// Summed loss and target tokens of a micro-batch, forward only.
     fn evaluate(&mut self, micro_batch: MicroBatch<'_>) -> Result<(f64, u64), EngineError>;

@@ -10,13 +10,13 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 
 use super::program::{ExternalProgram, Start};
-use super::ranks::{Event, News, RankGroup, Ranks};
+use super::ranks::{Event, News, RankGroup, Ranks, STANDING_BY};
 use super::remote::{Gate, RemoteRanks, Share};
 use super::silence::Silence;
 use super::stall::ExternalStall;
 use super::tail::{Tail, new_output};
 use crate::external_trainer::{ExternalCall, PostServer, ProgressWatch};
-use crate::lifecycle::protocol::{Ending, Order, Report};
+use crate::lifecycle::protocol::{Ending, HeldState, Order, Report};
 use crate::lifecycle::rank_status::{self, Cause, RankStatus, Stage};
 use crate::lifecycle::{ExternalCheckpoint, Generation, files};
 use crate::telemetry::StepRecord;
@@ -47,8 +47,20 @@ pub struct HostGeneration {
     leaving: Option<Instant>,
     /// Time of the first problem.
     trouble: Option<Instant>,
-    /// Time when the survivors of a loss received their orders.
+    /// Time when the survivors of a loss received their orders, or began to wait for them.
     settled: Option<Instant>,
+    /// Ranks wait for what is decided.
+    waits: bool,
+    spares: Vec<Spare>,
+    /// The largest number of one that has ended.
+    dismissed: Option<u64>,
+}
+
+/// A process that stands by.
+struct Spare {
+    number: u64,
+    gpu: Option<String>,
+    is_ready: bool,
 }
 
 /// What is new in a generation; see [`HostGeneration::follow`].
@@ -151,7 +163,92 @@ impl HostGeneration {
             leaving: None,
             trouble: None,
             settled: None,
+            waits: false,
+            spares: Vec::new(),
+            dismissed: None,
         }
+    }
+
+    /// Continues in another generation with the processes of these ranks, in this order, and the states that they hold. Its
+    /// further ranks are the processes that stand by, in the order of [`HostGeneration::gpus_of_spares`], and new ones.
+    ///
+    /// # Errors
+    /// A process cannot be started.
+    pub fn carry_on(
+        self,
+        start: &Start<'_>,
+        carriers: &[(u64, HeldState)],
+        events: &Sender<Event>,
+    ) -> io::Result<HostGeneration> {
+        let mut ranks = self.ranks;
+        let kept: Vec<u64> = carriers.iter().map(|(rank, _)| *rank).collect();
+        let wanted = usize::try_from(start.count).unwrap_or(usize::MAX);
+        let wanted = wanted.saturating_sub(kept.len());
+        let ready = self.spares.iter().filter(|spare| spare.is_ready);
+        let taken: Vec<u64> = ready.map(|spare| spare.number).take(wanted).collect();
+        for group in &mut ranks {
+            group.carry_on(start, &kept, &taken, events)?;
+        }
+        let mut next = HostGeneration::of(start, None, None, ranks);
+        let left = self.spares.into_iter();
+        next.dismissed = self.dismissed.max(taken.last().copied());
+        next.spares = left.filter(|it| !taken.contains(&it.number)).collect();
+        for (status, (_, held)) in next.statuses.iter_mut().zip(carriers) {
+            *status = RankStatus::carrying(*held);
+        }
+        Ok(next)
+    }
+
+    /// Starts a process that stands by. `start` is that of this generation, with the GPU of the process as the only one.
+    ///
+    /// # Errors
+    /// The process cannot be started.
+    pub fn stand_by(&mut self, start: &Start<'_>, events: &Sender<Event>) -> io::Result<()> {
+        let last = self.spares.last().map(|spare| spare.number);
+        // Events of one that was dismissed may still arrive.
+        let number = last.max(self.dismissed).map_or(0, |number| number + 1);
+        for group in &mut self.ranks {
+            group.stand_by(start, number, events)?;
+        }
+        self.spares.push(Spare {
+            number,
+            gpu: start.gpus.first().cloned(),
+            is_ready: false,
+        });
+        Ok(())
+    }
+
+    /// Ends the processes that stand by beyond this number.
+    pub fn dismiss(&mut self, beyond: usize) {
+        for spare in self.spares.split_off(beyond.min(self.spares.len())) {
+            self.dismissed = self.dismissed.max(Some(spare.number));
+            for group in &mut self.ranks {
+                group.dismiss(spare.number);
+            }
+        }
+    }
+
+    /// Processes that stand by or begin to.
+    pub fn spares(&self) -> usize {
+        self.spares.len()
+    }
+
+    pub fn are_spares_ready(&self) -> bool {
+        self.spares.iter().all(|spare| spare.is_ready)
+    }
+
+    /// The GPUs of the processes that stand by, those first that are ready.
+    pub fn gpus_of_spares(&self) -> impl Iterator<Item = &String> {
+        let of = |ready| {
+            let spares = self.spares.iter().filter(move |it| it.is_ready == ready);
+            spares.filter_map(|spare| spare.gpu.as_ref())
+        };
+        of(true).chain(of(false))
+    }
+
+    /// Whether its processes can continue in another generation: those of the built-in trainer on this machine.
+    pub fn can_carry_on(&self) -> bool {
+        self.external.is_none() && self.ranks.iter().all(|group| group.can_carry_on())
     }
 
     /// The statuses of the ranks on this host.
@@ -209,8 +306,29 @@ impl HostGeneration {
         self.ranks.iter().any(|group| group.is_oom_killed())
     }
 
+    /// Records an event of a process that stands by.
+    fn take_of_spare(&mut self, number: u64, news: &News) {
+        match news {
+            News::Report(report) if **report == Report::StandingBy => {
+                let mut spares = self.spares.iter_mut();
+                if let Some(spare) = spares.find(|spare| spare.number == number) {
+                    spare.is_ready = true;
+                }
+            }
+            News::Exited(_) => {
+                self.dismissed = self.dismissed.max(Some(number));
+                self.spares.retain(|spare| spare.number != number);
+            }
+            News::Report(_) | News::Posted(_) | News::Printed(_) | News::Stacks(_) => {}
+        }
+    }
+
     /// Records an event of a rank; false if it is of another generation or of another host's rank.
     pub fn take(&mut self, event: &Event) -> bool {
+        if event.generation == STANDING_BY {
+            self.take_of_spare(event.rank, &event.news);
+            return false;
+        }
         let local = self.local(event.rank);
         let Some(local) = local.filter(|_| event.generation == self.record.number) else {
             return false;
@@ -288,6 +406,13 @@ impl HostGeneration {
         }
     }
 
+    /// Lets the ranks leave their world and wait, as a drain that [`HostGeneration::set_draining`] cancels.
+    pub fn pause(&mut self) {
+        if !std::mem::replace(&mut self.draining, true) {
+            self.order_all(Order::Pause);
+        }
+    }
+
     /// Lets the ranks drain because their host leaves, whatever is decided for the generation. They agree with their
     /// peers on a step, so one drained rank drains all.
     pub fn leave(&mut self) {
@@ -341,7 +466,9 @@ impl HostGeneration {
 
     fn order_all(&mut self, order: Order) {
         for group in &mut self.ranks {
-            group.ranks().for_each(|rank| group.order(rank, order));
+            group
+                .ranks()
+                .for_each(|rank| group.order(rank, order.clone()));
         }
     }
 
@@ -386,16 +513,31 @@ impl HostGeneration {
         }
     }
 
-    /// Once after a loss: kills the ranks that cannot answer any more, and lets `committer` commit and the others stop.
-    pub fn settle(&mut self, committer: Option<u64>) {
+    /// Whether ranks wait, after a loss or a pause, for [`HostGeneration::settle`] or [`HostGeneration::carry_on`].
+    pub fn waits(&self) -> bool {
+        self.waits && !self.has_ended()
+    }
+
+    /// Once after a loss: kills the ranks that cannot answer any more. The others wait.
+    pub fn hold(&mut self) {
         if self.settled.is_some() {
             return;
         }
         self.settled = Some(Instant::now());
+        self.waits = true;
         let (first, external) = (self.first, self.external.is_some());
         for rank in rank_status::give_up_unresponsive(&mut self.statuses, first, external) {
             self.kill_one(rank);
         }
+    }
+
+    /// Once after a loss: kills the ranks that cannot answer any more, and lets `committer` commit and the others stop.
+    pub fn settle(&mut self, committer: Option<u64>) {
+        self.hold();
+        if !std::mem::take(&mut self.waits) {
+            return;
+        }
+        self.settled = Some(Instant::now());
         for rank in self.ranks() {
             let order = match committer {
                 Some(chosen) if chosen == rank => Order::Commit,

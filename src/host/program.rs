@@ -178,8 +178,16 @@ pub(crate) fn command(
     Ok(command)
 }
 
+/// The command of a process of the built-in trainer that stands by. `start` is that of the running generation, with the
+/// GPU of the process as the only one.
+pub(crate) fn spare(start: &Start<'_>, log: File) -> io::Result<Command> {
+    let mut command = command(start, None, 0, 0, log)?;
+    command.arg("--stand-by");
+    Ok(command)
+}
+
 /// Compute threads of each rank.
-fn threads(start: &Start<'_>) -> u64 {
+pub(crate) fn threads(start: &Start<'_>) -> u64 {
     (start.cores / start.count).max(1)
 }
 

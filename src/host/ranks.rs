@@ -1,12 +1,13 @@
 //! The rank processes of one generation on this host.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::os::unix::process::ExitStatusExt;
-use std::path::Path;
-use std::process::{Child, ChildStdin};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
@@ -24,7 +25,7 @@ use super::OomKills;
 use super::program::{self, ExternalProgram, Start};
 use crate::external_trainer::{Progress, failure_causes};
 use crate::lifecycle::files;
-use crate::lifecycle::protocol::{Ending, Order, Report, exit};
+use crate::lifecycle::protocol::{Assignment, Ending, Order, Report, exit};
 use crate::util::input;
 use crate::util::lock::lock;
 
@@ -70,20 +71,53 @@ pub fn events_into<Event: Send + 'static, Input: Send + 'static>(
     events
 }
 
-/// Sends the events of a rank.
-struct Reporter {
+/// In place of a generation's number, in events of processes that stand by. Their numbers are in place of ranks.
+pub const STANDING_BY: u64 = 0;
+
+/// A rank of a generation, which a process is.
+#[derive(Debug, Clone, Copy)]
+struct Place {
     generation: u64,
     rank: u64,
+}
+
+/// The place that a process has been given.
+struct Told {
+    place: Place,
+    /// How it has ended.
+    ending: Option<Ending>,
+}
+
+/// Sends the events of a process.
+struct Reporter {
+    /// Where the process is by its reports.
+    place: Place,
+    told: Arc<Mutex<Told>>,
     events: Sender<Event>,
+}
+
+impl Place {
+    fn event(self, news: News) -> Event {
+        let Place { generation, rank } = self;
+        Event {
+            generation,
+            rank,
+            news,
+        }
+    }
 }
 
 impl Reporter {
     /// False if the agent has ended.
     fn send(&self, news: News) -> bool {
-        let event = Event {
-            generation: self.generation,
-            rank: self.rank,
-            news,
+        let event = match news {
+            News::Exited(ending) => {
+                let mut told = lock(&self.told);
+                told.ending = Some(ending);
+                // The process does not go there any more.
+                told.place.event(news)
+            }
+            _ => self.place.event(news),
         };
         self.events.send(event).is_ok()
     }
@@ -97,6 +131,8 @@ impl Reporter {
 pub struct Ranks {
     first: u64,
     processes: Vec<Process>,
+    /// Processes that stand by, with their numbers.
+    spares: Vec<(u64, Process)>,
     /// Kills by the kernel since they were started.
     oom_kills: OomKills,
 }
@@ -104,6 +140,7 @@ pub struct Ranks {
 struct Process {
     /// A pidfd: unlike a process id it is never reused for another process.
     handle: OwnedFd,
+    told: Arc<Mutex<Told>>,
     input: Option<ChildStdin>,
     /// Set for an external trainer, which understands no control messages.
     external: Option<Arc<Group>>,
@@ -114,6 +151,16 @@ impl Process {
         match &self.external {
             Some(group) => group.kill(),
             None => self.signal(Signal::KILL),
+        }
+    }
+
+    /// Sends an order to a rank of the built-in trainer.
+    fn tell(&mut self, order: &Order) {
+        let (Some(input), Ok(line)) = (&mut self.input, serde_json::to_string(order)) else {
+            return;
+        };
+        if writeln!(input, "{line}").is_err() {
+            self.input = None;
         }
     }
 
@@ -133,44 +180,12 @@ impl Ranks {
         let mut ranks = Ranks {
             first: start.first,
             processes: Vec::new(),
+            spares: Vec::new(),
             oom_kills: OomKills::watch(),
         };
         for local in 0..start.count {
-            let reporter = Reporter {
-                generation: start.generation.number,
-                rank: start.first + local,
-                events: events.clone(),
-            };
-            let rank = reporter.rank;
-            let log = files::rank_log(reporter.generation, rank);
-            let log = start.run_dir.join(log);
-            if let Some(logs) = log.parent() {
-                fs::create_dir_all(logs)?;
-            }
-            let written = File::create(&log)?;
-            let mut child = program::command(start, program, rank, local, written)?.spawn()?;
-            let input = child.stdin.take();
-            let handle = pidfd_open(Pid::from_child(&child), PidfdFlags::empty())?;
-            let external = match program {
-                None => {
-                    thread::Builder::new().spawn(move || watch(child, &log, &reporter))?;
-                    None
-                }
-                Some(program) => {
-                    let drain = program::signal(program.drain_signal);
-                    let group = Arc::new(Group::of(&child, drain));
-                    let waited = Arc::clone(&group);
-                    let port = start.generation.master.port;
-                    thread::Builder::new()
-                        .spawn(move || wait(child, &waited, &log, port, &reporter))?;
-                    Some(group)
-                }
-            };
-            ranks.processes.push(Process {
-                handle,
-                input,
-                external,
-            });
+            let process = Process::start(start, program, local, events)?;
+            ranks.processes.push(process);
         }
         Ok(ranks)
     }
@@ -178,6 +193,109 @@ impl Ranks {
     fn process(&mut self, rank: u64) -> Option<&mut Process> {
         let local = usize::try_from(rank.checked_sub(self.first)?).ok()?;
         self.processes.get_mut(local)
+    }
+}
+
+impl Process {
+    /// Starts the process of a rank, given by its index on this host.
+    fn start(
+        start: &Start<'_>,
+        program: Option<&ExternalProgram>,
+        local: u64,
+        events: &Sender<Event>,
+    ) -> io::Result<Process> {
+        let rank = start.first + local;
+        let generation = start.generation.number;
+        let log = files::rank_log(generation, rank);
+        let command = |log| program::command(start, program, rank, local, log);
+        Process::run(
+            start,
+            Place { generation, rank },
+            &log,
+            command,
+            program,
+            events,
+        )
+    }
+
+    /// Starts a process that stands by, with this number.
+    fn stand_by(start: &Start<'_>, number: u64, events: &Sender<Event>) -> io::Result<Process> {
+        let place = Place {
+            generation: STANDING_BY,
+            rank: number,
+        };
+        let log = files::spare_log(start.generation.number, number);
+        let command = |log| program::spare(start, log);
+        Process::run(start, place, &log, command, None, events)
+    }
+
+    fn run(
+        start: &Start<'_>,
+        place: Place,
+        log: &Path,
+        command: impl FnOnce(File) -> io::Result<Command>,
+        program: Option<&ExternalProgram>,
+        events: &Sender<Event>,
+    ) -> io::Result<Process> {
+        let told = Arc::new(Mutex::new(Told {
+            place,
+            ending: None,
+        }));
+        let reporter = Reporter {
+            place,
+            told: Arc::clone(&told),
+            events: events.clone(),
+        };
+        let log = start.run_dir.join(log);
+        if let Some(logs) = log.parent() {
+            fs::create_dir_all(logs)?;
+        }
+        let written = File::create(&log)?;
+        let mut child = command(written)?.spawn()?;
+        let input = child.stdin.take();
+        let handle = pidfd_open(Pid::from_child(&child), PidfdFlags::empty())?;
+        let external = match program {
+            None => {
+                let run_dir = start.run_dir.to_path_buf();
+                thread::Builder::new().spawn(move || watch(child, &run_dir, log, reporter))?;
+                None
+            }
+            Some(program) => {
+                let drain = program::signal(program.drain_signal);
+                let group = Arc::new(Group::of(&child, drain));
+                let waited = Arc::clone(&group);
+                let port = start.generation.master.port;
+                thread::Builder::new()
+                    .spawn(move || wait(child, &waited, &log, port, &reporter))?;
+                Some(group)
+            }
+        };
+        Ok(Process {
+            handle,
+            told,
+            input,
+            external,
+        })
+    }
+
+    /// Gives it the place of a rank.
+    fn place(&mut self, start: &Start<'_>, rank: u64, events: &Sender<Event>) {
+        let generation = start.generation.number;
+        let place = Place { generation, rank };
+        let mut told = lock(&self.told);
+        told.place = place;
+        // Who follows the generation has not heard of it.
+        if let Some(ending) = told.ending {
+            let _ = events.send(place.event(News::Exited(ending)));
+        }
+        drop(told);
+        self.tell(&Order::Continue(Assignment {
+            generation,
+            rank,
+            threads: program::threads(start),
+            first_of_host: rank == start.first,
+            key: start.key.reveal(),
+        }));
     }
 }
 
@@ -190,6 +308,36 @@ pub trait RankGroup {
 
     /// Sends one rank an order; ignored if the rank has ended.
     fn order(&mut self, rank: u64, order: Order);
+
+    /// Whether [`RankGroup::carry_on`] is possible.
+    fn can_carry_on(&self) -> bool;
+
+    /// Lets the processes of these ranks continue as the first ranks of another generation, in this order, and kills the
+    /// others. Its further ranks are these processes that stand by, and then new ones.
+    ///
+    /// # Errors
+    /// A process cannot be started.
+    fn carry_on(
+        &mut self,
+        start: &Start<'_>,
+        kept: &[u64],
+        spares: &[u64],
+        events: &Sender<Event>,
+    ) -> io::Result<()>;
+
+    /// Starts a process that stands by, with this number, as `start` says of its rank.
+    ///
+    /// # Errors
+    /// The process cannot be started.
+    fn stand_by(
+        &mut self,
+        start: &Start<'_>,
+        number: u64,
+        events: &Sender<Event>,
+    ) -> io::Result<()>;
+
+    /// Kills a process that stands by.
+    fn dismiss(&mut self, number: u64);
 
     /// This checkpoint is committed in the bucket of a run whose hosts have their own disks.
     fn committed(&mut self, _path: &str) {}
@@ -226,18 +374,62 @@ impl RankGroup for Ranks {
                         process.signal(group.drain);
                     }
                 }
-                // A drained trainer cannot be kept.
-                Order::CancelDrain => {}
-                Order::Commit | Order::Stop => process.kill(),
+                // A drained trainer cannot be kept, and none of its processes waits.
+                Order::CancelDrain | Order::Pause => {}
+                Order::Commit | Order::Continue(_) | Order::Stop => process.kill(),
             }
             return;
         }
-        let (Some(input), Ok(line)) = (&mut process.input, serde_json::to_string(&order)) else {
-            return;
-        };
-        if writeln!(input, "{line}").is_err() {
-            process.input = None;
+        process.tell(&order);
+    }
+
+    fn can_carry_on(&self) -> bool {
+        true
+    }
+
+    fn carry_on(
+        &mut self,
+        start: &Start<'_>,
+        kept: &[u64],
+        spares: &[u64],
+        events: &Sender<Event>,
+    ) -> io::Result<()> {
+        let earlier = std::mem::replace(&mut self.first, start.first);
+        let processes = std::mem::take(&mut self.processes);
+        let mut before: BTreeMap<u64, Process> = (earlier..).zip(processes).collect();
+        let kept = kept.iter().filter_map(|rank| before.remove(rank));
+        let mut chosen: Vec<Process> = kept.collect();
+        let (taken, left) = (std::mem::take(&mut self.spares).into_iter())
+            .partition(|(number, _)| spares.contains(number));
+        self.spares = left;
+        let taken: Vec<(u64, Process)> = taken;
+        chosen.extend(taken.into_iter().map(|(_, process)| process));
+        for (process, rank) in chosen.iter_mut().zip(start.first..) {
+            process.place(start, rank, events);
         }
+        self.processes = chosen;
+        before.values().for_each(Process::kill);
+        for local in self.processes.len() as u64..start.count {
+            let process = Process::start(start, None, local, events)?;
+            self.processes.push(process);
+        }
+        Ok(())
+    }
+
+    fn stand_by(
+        &mut self,
+        start: &Start<'_>,
+        number: u64,
+        events: &Sender<Event>,
+    ) -> io::Result<()> {
+        let process = Process::stand_by(start, number, events)?;
+        self.spares.push((number, process));
+        Ok(())
+    }
+
+    fn dismiss(&mut self, number: u64) {
+        let dismissed = self.spares.extract_if(.., |(it, _)| *it == number);
+        dismissed.for_each(|(_, process)| process.kill());
     }
 
     fn kill_one(&mut self, rank: u64) {
@@ -269,6 +461,7 @@ impl RankGroup for Ranks {
 impl Drop for Ranks {
     fn drop(&mut self) {
         self.kill();
+        self.spares.iter().for_each(|(_, process)| process.kill());
     }
 }
 
@@ -300,23 +493,27 @@ pub fn last_lines(log: &Path) -> String {
 }
 
 /// Forwards a rank's reports until it closes its output, then its exit.
-fn watch(mut child: Child, log: &Path, reporter: &Reporter) {
+fn watch(mut child: Child, run_dir: &Path, mut log: PathBuf, mut reporter: Reporter) {
     if let Some(output) = child.stdout.take() {
         for line in BufReader::new(output).split(b'\n').map_while(Result::ok) {
             let report = serde_json::from_slice(&line).unwrap_or_else(|_| Report::Warning {
                 message: format!(
                     "rank {} printed: {}",
-                    reporter.rank,
+                    reporter.place.rank,
                     String::from_utf8_lossy(&line)
                 ),
             });
+            if let Report::Entered { generation, rank } = report {
+                reporter.place = Place { generation, rank };
+                log = run_dir.join(files::rank_log(generation, rank));
+            }
             if !reporter.report(report) {
                 break;
             }
         }
     }
     let ending = ended(&mut child);
-    let words = || end_of(log, BACKTRACE);
+    let words = || end_of(&log, BACKTRACE);
     // A small allocation that fails aborts the process.
     if ending == Ending::Signal(Signal::ABORT.as_raw())
         && let Some(message) = failure_causes::out_of_memory(&words())
@@ -445,6 +642,47 @@ mod tests {
 
     use super::*;
 
+    fn reporter(events: Sender<Event>) -> Reporter {
+        let place = Place {
+            generation: 1,
+            rank: 0,
+        };
+        Reporter {
+            place,
+            told: Arc::new(Mutex::new(Told {
+                place,
+                ending: None,
+            })),
+            events,
+        }
+    }
+
+    #[test]
+    fn a_process_reports_for_its_place_and_ends_where_it_has_been_placed() {
+        let child = Command::new("echo")
+            .arg(
+                r#"{"report":"alive"}
+{"report":"entered","generation":2,"rank":3}
+{"report":"ready"}"#,
+            )
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (events, received) = channel();
+        let reporter = reporter(events);
+        // It has not read the last order.
+        lock(&reporter.told).place = Place {
+            generation: 4,
+            rank: 1,
+        };
+        watch(child, Path::new("/nowhere"), PathBuf::new(), reporter);
+        let places: Vec<(u64, u64)> = received
+            .iter()
+            .map(|event| (event.generation, event.rank))
+            .collect();
+        assert_eq!(places, [(1, 0), (2, 3), (2, 3), (4, 1)]);
+    }
+
     /// What is reported of a built-in rank that ends by a shell command, with these lines before a backtrace in its log.
     fn watched(line: &str, end: &str) -> Vec<News> {
         let mut log = tempfile::NamedTempFile::new().unwrap();
@@ -456,13 +694,8 @@ mod tests {
             .spawn()
             .unwrap();
         let (events, received) = channel();
-        let reporter = Reporter {
-            generation: 1,
-            rank: 0,
-            events,
-        };
-        watch(child, log.path(), &reporter);
-        drop(reporter);
+        let log = log.path().to_path_buf();
+        watch(child, Path::new("/nowhere"), log, reporter(events));
         received.iter().map(|event| event.news).collect()
     }
 
@@ -510,11 +743,7 @@ mod tests {
         BufReader::new(output).read_line(&mut orphan).unwrap();
         let (events, received) = channel();
         let group = Group::of(&child, Signal::TERM);
-        let reporter = Reporter {
-            generation: 1,
-            rank: 0,
-            events,
-        };
+        let reporter = reporter(events);
         wait(child, &group, Path::new("/nowhere"), 1, &reporter);
         drop(reporter);
         let last = received.iter().last().map(|event| event.news);

@@ -226,7 +226,9 @@ impl<Output: Write> Session<'_, Output> {
                     Some(Waiting { start, orders, .. }) => {
                         self.begin(&start)?;
                         for (rank, order) in orders {
-                            self.ranks.iter_mut().for_each(|it| it.order(rank, order));
+                            if let Some(ranks) = &mut self.ranks {
+                                ranks.order(rank, order);
+                            }
                         }
                         Ok(())
                     }

@@ -4,6 +4,7 @@
 mod bucket;
 mod external_trainer;
 mod hosts;
+mod in_place;
 mod out_of_memory;
 mod reports;
 
@@ -23,7 +24,9 @@ use super::run_dir::{GenerationRow, Phase, RunDir, RunState, Stop, Wanted};
 use super::{LaunchError, Prepared, Request, RunLock, port, resume};
 use crate::checkpoint;
 use crate::host::{Event as RankEvent, HostGeneration, Start};
-use crate::lifecycle::rank_status::{self, COMMIT};
+use crate::lifecycle::generation::Carried;
+use crate::lifecycle::protocol::HeldState;
+use crate::lifecycle::rank_status::{self, COMMIT, RankStatus};
 use crate::lifecycle::stall::{OnStall, ProgressDeadline};
 use crate::lifecycle::{
     End, Generation, Outcome, RankAction, Ranks, Reason, TransitionInput, decide, files,
@@ -54,6 +57,8 @@ pub struct Launcher<'a> {
     hosts: Option<Hosts>,
     /// Those of the newest request, if they are not the launch's.
     hosts_asked: Option<String>,
+    /// Since when processes are started that the next world needs.
+    preparing: Option<Instant>,
     /// The newest change of a host, as the reason of a drain.
     host_news: Option<String>,
     /// Until then ranks of a lost host may run on.
@@ -139,6 +144,7 @@ impl<'a> Launcher<'a> {
             gpus_together: request.gpus_together,
             hosts: None,
             hosts_asked: None,
+            preparing: None,
             host_news: None,
             fenced: None,
             program,
@@ -196,12 +202,18 @@ impl<'a> Launcher<'a> {
                 self.wait()?;
                 continue;
             }
-            let (action, capacity) = self.decide()?;
+            let (action, capacity, towards) = self.decide()?;
+            let carriers = self.carriers(&action);
+            if carriers.is_empty() && self.release() {
+                continue;
+            }
             match action {
                 RankAction::Keep => {
+                    self.dismiss_spares();
                     self.show_hosts()?;
                     self.wait()?;
                 }
+                RankAction::Drain if self.prepares(towards)? => self.wait()?,
                 RankAction::Drain => self.drain()?,
                 RankAction::CancelDrain => self.cancel_drain()?,
                 RankAction::Publish {
@@ -215,7 +227,7 @@ impl<'a> Launcher<'a> {
                     if again || matches!(reason, Reason::Failed { .. }) {
                         self.restarts_left = self.restarts_left.saturating_sub(1);
                     }
-                    self.start(world, reason, per_device_batch_size_limit)?;
+                    self.start(world, reason, per_device_batch_size_limit, &carriers)?;
                 }
                 RankAction::Wait { message } if self.misses_hosts() => {
                     self.wait_for_hosts(&message)?
@@ -227,15 +239,16 @@ impl<'a> Launcher<'a> {
         }
     }
 
-    /// Observes the ranks and decides. Also returns the number of ranks that could run if there were devices for them.
-    fn decide(&mut self) -> Result<(RankAction, u64), LaunchError> {
+    /// Observes the ranks and decides. Also returns the number of ranks that could run if there were devices for them, and
+    /// the best world.
+    fn decide(&mut self) -> Result<(RankAction, u64, Option<u64>), LaunchError> {
         let mut ranks = self.ranks();
         if let Ranks::Ended { outcome, .. } = &mut ranks {
             self.follow_external_trainer(true)?;
             self.fall_back(outcome)?;
         }
         let capacity = self.capacity(&ranks);
-        let reached = self.state.reached(&self.run);
+        let reached = self.reached();
         let input = TransitionInput {
             desired: self.desired,
             capacity: capacity.min(self.most_ranks()),
@@ -247,6 +260,7 @@ impl<'a> Launcher<'a> {
             ranks,
         };
         let action = decide(&input);
+        let towards = input.world().filter(|_| !input.stop);
         if let RankAction::Publish { world, .. } = &action
             && *world != self.judged_world
         {
@@ -256,7 +270,7 @@ impl<'a> Launcher<'a> {
                 self.warn(message);
             }
         }
-        Ok((action, capacity))
+        Ok((action, capacity, towards))
     }
 
     fn bounds(&self) -> std::ops::RangeInclusive<u64> {
@@ -277,8 +291,12 @@ impl<'a> Launcher<'a> {
         };
         let host = &current.host;
         let plan = &host.record.plan;
+        let seen = match host.waits() {
+            true => host.statuses().iter().map(RankStatus::as_left).collect(),
+            false => Some(host.statuses().to_vec()),
+        };
         let outcome = rank_status::outcome(
-            host.statuses(),
+            &seen.unwrap_or_else(|| host.statuses().to_vec()),
             plan.per_device_batch_size,
             || self.smaller(plan),
             || host.is_oom_killed(),
@@ -449,9 +467,9 @@ impl<'a> Launcher<'a> {
             (Some(_), Some(since)) if since.elapsed() > COMMIT => {
                 host.kill(&format!("no commit within {} s", COMMIT.as_secs()));
             }
+            (None, None) if rank_status::is_paused(host.statuses()) => host.hold(),
             (Some(since), None) if rank_status::is_settled(host.statuses(), since.elapsed()) => {
-                let committed = self.state.committed_samples();
-                host.settle(rank_status::committer(host.statuses(), committed));
+                host.hold();
             }
             _ => {}
         }
@@ -462,11 +480,15 @@ impl<'a> Launcher<'a> {
 
     fn drain(&mut self) -> Result<(), LaunchError> {
         let stop = self.signals.load(Ordering::Relaxed) > 0;
+        let pauses = self.pauses();
         let mut met = true;
         if let Some(Current { host, .. }) = &mut self.current {
-            met = host.has_begun();
+            // Ranks with a state from before have it to commit.
+            met = host.has_begun() || host.record.carried.is_some();
             if stop && !met {
                 host.kill_undrained("stopped on request before the ranks had connected");
+            } else if pauses {
+                host.pause();
             } else {
                 host.set_draining(true);
             }
@@ -494,6 +516,7 @@ impl<'a> Launcher<'a> {
             self.host_news.take().unwrap_or(requested)
         };
         self.display.event(&Event::Draining { message });
+        self.preparing = None;
         self.state.phase = Phase::Draining;
         self.write_state()
     }
@@ -524,15 +547,16 @@ impl<'a> Launcher<'a> {
         world: u64,
         reason: Reason,
         per_device_batch_size_limit: Option<u64>,
+        carriers: &[(u64, HeldState)],
     ) -> Result<(), LaunchError> {
         if let Some(per_device_batch_size) = per_device_batch_size_limit.filter(|_| self.shrinks())
         {
             self.shrink(per_device_batch_size)?;
         }
-        self.current = None;
         self.state.per_device_batch_size_limit =
             per_device_batch_size_limit.or(self.state.per_device_batch_size_limit);
-        let plan = self.worlds.plan(world, self.state.reached(&self.run))?;
+        let plan = self.worlds.plan(world, self.reached())?;
+        let earlier = self.current.take().filter(|_| !carriers.is_empty());
         let last = self.last_generation()?;
         let number = last.checked_add(1).ok_or_else(|| {
             LaunchError::usage(format!(
@@ -546,7 +570,7 @@ impl<'a> Launcher<'a> {
         self.fenced = None;
         let (members, shares) = self.members(world);
         let master = self.master(&members)?;
-        // The ranks of earlier generations have exited; remove their unfinished files.
+        // No rank of an earlier generation writes any more; remove their unfinished files.
         checkpoint::sweep(self.run_dir.path(), number)?;
         let generation = Generation {
             job: self.run.job.clone(),
@@ -555,6 +579,12 @@ impl<'a> Launcher<'a> {
             members,
             plan,
             start: self.state.checkpoint_ref.clone(),
+            carried: carriers.first().map(|(_, held)| Carried {
+                ranks: carriers.len() as u64,
+                step: held.step,
+                samples: held.samples,
+                batch: held.batch,
+            }),
             lost: Vec::new(),
             master,
             created: now(),
@@ -583,7 +613,11 @@ impl<'a> Launcher<'a> {
         });
         self.write_state()?;
         let used = usize::try_from(world).unwrap_or(usize::MAX);
-        let gpus: Vec<_> = self.gpus.iter().take(used).cloned().collect();
+        let mut gpus = match &earlier {
+            Some(earlier) => earlier.gpus_for(carriers, &self.gpus),
+            None => self.gpus.clone(),
+        };
+        gpus.truncate(used);
         let start = Start {
             evenkeel: &self.program,
             run_dir: trainer.map_or(self.run_dir.path(), |trainer| trainer.run_dir),
@@ -598,11 +632,12 @@ impl<'a> Launcher<'a> {
             shows_built_in: false,
         };
         let events = &self.events.0;
-        let host = match &self.hosts {
-            Some(_) => HostGeneration::start_on(&start, external, &shares, events),
-            None => HostGeneration::start(&start, external, events)
-                .map_err(|error| LaunchError::Spawn { error })?,
+        let host = match (earlier, &self.hosts) {
+            (Some(earlier), _) => earlier.host.carry_on(&start, carriers, events),
+            (None, Some(_)) => Ok(HostGeneration::start_on(&start, external, &shares, events)),
+            (None, None) => HostGeneration::start(&start, external, events),
         };
+        let host = host.map_err(|error| LaunchError::Spawn { error })?;
         let numbers = generation.members.iter().map(|member| member.slot as usize);
         let ranks = generation
             .shares()
@@ -693,7 +728,7 @@ mod tests {
             let request = &launched.request;
             let mut launcher =
                 Launcher::new(&run_lock, launched.prepared, 2, request, &mut display).unwrap();
-            let (action, _) = launcher.decide().unwrap();
+            let (action, ..) = launcher.decide().unwrap();
             assert!(matches!(action, RankAction::Publish { world: 2, .. }));
             let reached = launcher.state.reached(&launcher.run);
             launcher.worlds.plan(2, reached).unwrap();
@@ -722,7 +757,7 @@ mod tests {
         let mut launcher =
             Launcher::new(&run_lock, launched.prepared, 2, request, &mut display).unwrap();
         assert_eq!(launcher.run.runner().device(), DeviceKind::Cuda);
-        let (action, _) = launcher.decide().unwrap();
+        let (action, ..) = launcher.decide().unwrap();
         assert!(matches!(action, RankAction::Publish { world: 2, .. }));
         let reached = launcher.state.reached(&launcher.run);
         launcher.worlds.plan(2, reached).unwrap();

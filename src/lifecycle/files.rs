@@ -89,6 +89,11 @@ pub fn rank_log(generation: u64, rank: u64) -> PathBuf {
     format!("{GENERATION}{generation}/logs/rank-{rank}.log").into()
 }
 
+/// Log file of a process that stands by, started beside a generation.
+pub fn spare_log(generation: u64, number: u64) -> PathBuf {
+    format!("{GENERATION}{generation}/logs/spare-{number}.log").into()
+}
+
 /// File with the stacks of a rank that made no progress.
 pub fn stacks(generation: u64, rank: u64) -> PathBuf {
     format!("{GENERATION}{generation}/stacks/rank-{rank}.txt").into()

@@ -30,6 +30,10 @@ pub struct Generation {
     pub plan: Plan,
     /// The checkpoint it starts from; `None`: the initial weights.
     pub start: Option<CheckpointRef>,
+    /// The state with which it begins, if its first ranks bring it from the generation before, whose processes they are;
+    /// it is newer than `start`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub carried: Option<Carried>,
     /// Uids of pods of earlier generations that are known to be lost. What they might still copy is not waited for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub lost: Vec<String>,
@@ -38,6 +42,18 @@ pub struct Generation {
     /// Seconds since the Unix epoch; RFC 3339 in JSON.
     #[serde(with = "crate::util::time::rfc3339")]
     pub created: f64,
+}
+
+/// State of training that processes bring from one generation into the next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Carried {
+    /// Number of ranks that bring a state, the first ones; that of rank 0 counts.
+    pub ranks: u64,
+    /// Steps taken.
+    pub step: u64,
+    pub samples: u64,
+    /// The batch of the next step, samples.
+    pub batch: u64,
 }
 
 /// Largest count of samples, steps and tokens: JSON numbers are exact up to here.
@@ -86,13 +102,23 @@ impl Generation {
 
     /// Samples consumed before its first step.
     pub fn start_samples(&self) -> u64 {
-        self.start.as_ref().map_or(0, |start| start.samples)
+        let start = || self.start.as_ref().map(|start| start.samples);
+        let carried = self.carried.map(|carried| carried.samples);
+        carried.or_else(start).unwrap_or(0)
+    }
+
+    /// Steps taken before its first one.
+    pub fn start_step(&self) -> u64 {
+        let start = || self.start.as_ref().map(|start| start.step);
+        let carried = self.carried.map(|carried| carried.step);
+        carried.or_else(start).unwrap_or(0)
     }
 
     /// Formula of the global batch that it starts with.
     pub fn formula(&self) -> String {
-        let batch = self.start.as_ref().map(|start| start.batch);
-        self.plan.formula_at(batch)
+        let start = || self.start.as_ref().map(|start| start.batch);
+        let carried = self.carried.map(|carried| carried.batch);
+        self.plan.formula_at(carried.or_else(start))
     }
 
     /// The members, each with its first rank.
@@ -363,6 +389,7 @@ pub mod testing {
             members,
             plan,
             start: None,
+            carried: None,
             lost: Vec::new(),
             master: Address {
                 host: String::new(),

@@ -61,17 +61,24 @@ pub enum Report {
         /// How the loss was detected.
         message: String,
     },
-    /// A peer is lost. The rank waits for [`Order::Commit`] or [`Order::Stop`].
+    /// A peer is lost. The rank waits for [`Order::Commit`], [`Order::Continue`] or [`Order::Stop`].
     Lost {
         /// Rank of the root cause.
         rank: u64,
         /// How the loss was detected.
         message: String,
-        /// Samples in this rank's state.
-        samples: u64,
-        /// Whether this rank holds the complete state and can commit it alone.
-        whole: bool,
+        #[serde(flatten)]
+        held: HeldState,
     },
+    /// The rank has left its world in order, after [`Order::Pause`]. It waits as after [`Report::Lost`].
+    Paused {
+        #[serde(flatten)]
+        held: HeldState,
+    },
+    /// A process outside of any generation has all that does not depend on one. It waits for [`Order::Continue`].
+    StandingBy,
+    /// The rank continues in another generation, after [`Order::Continue`]. Its later reports are of that one.
+    Entered { generation: u64, rank: u64 },
     /// The plan's micro-batch does not fit in memory.
     OutOfMemory {
         /// Includes the sizes that did not fit.
@@ -137,22 +144,56 @@ impl Report {
             | Report::Alive
             | Report::Ready
             | Report::LossDetected { .. }
-            | Report::Lost { .. } => return None,
+            | Report::Lost { .. }
+            | Report::Paused { .. }
+            | Report::StandingBy
+            | Report::Entered { .. } => return None,
         })
     }
 }
 
 /// A message from an agent to its rank.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "order", rename_all = "snake_case")]
 pub enum Order {
     /// Agree on a step with the others, commit, exit 143.
     Drain,
-    /// Cancel [`Order::Drain`], unless the ranks have already agreed on a step.
+    /// Agree on a step with the others, and wait for another order.
+    Pause,
+    /// Cancel [`Order::Drain`] and [`Order::Pause`], unless the ranks have already agreed on a step.
     CancelDrain,
-    /// After [`Report::Lost`]: commit the complete state alone, then exit.
+    /// After [`Report::Lost`] or [`Report::Paused`]: commit the complete state alone, then exit.
     Commit,
+    /// After the same: continue with this state in another generation.
+    Continue(Assignment),
     Stop,
+}
+
+/// The place of a process in a generation.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Assignment {
+    pub generation: u64,
+    pub rank: u64,
+    /// Threads to compute with.
+    pub threads: u64,
+    /// Whether it is the first rank of its host.
+    pub first_of_host: bool,
+    /// The secret of the generation's ranks ([`crate::util::key::Key::reveal`]).
+    pub key: String,
+}
+
+/// What a rank holds that waits for an order.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HeldState {
+    /// Steps taken.
+    #[serde(default)]
+    pub step: u64,
+    pub samples: u64,
+    /// The batch of the next step, samples.
+    #[serde(default)]
+    pub batch: u64,
+    /// Whether the state is complete, so that the rank can commit it alone.
+    pub whole: bool,
 }
 
 /// End of a rank's process.

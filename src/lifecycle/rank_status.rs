@@ -7,13 +7,16 @@ use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 
 use super::Outcome;
-use super::protocol::{Ending, Report, exit};
+use super::protocol::{Ending, HeldState, Report, exit};
 
 /// Status of one rank: its stage, and what is known of its trouble.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(from = "Flags", into = "Flags")]
 pub struct RankStatus {
     pub stage: Stage,
+    /// The state that it holds outside of a world: after a pause, or from an earlier generation until it is connected to
+    /// the other ranks.
+    pub kept: Option<HeldState>,
     /// The loss of a peer that it noticed.
     pub loss: Option<PeerLoss>,
     /// Its own error.
@@ -32,6 +35,8 @@ pub enum Stage {
     Connecting,
     /// It has joined the world and loaded its state.
     Ready,
+    /// It has left the world in order, and waits.
+    Paused,
     /// Its process has ended.
     Ended(Ending),
 }
@@ -44,14 +49,6 @@ pub struct PeerLoss {
     pub message: String,
     /// The state of the rank, which waits for an order. `None`: it still finishes its current computation.
     pub held: Option<HeldState>,
-}
-
-/// What a rank holds that waits for an order.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct HeldState {
-    pub samples: u64,
-    /// Whether the state is complete, so that the rank can commit it alone.
-    pub whole: bool,
 }
 
 /// An error that a rank reports of itself. It ends soon.
@@ -86,6 +83,8 @@ pub enum Cause {
 struct Flags {
     waiting: bool,
     ready: bool,
+    paused: bool,
+    kept: Option<HeldState>,
     detected_loss: Option<(u64, String)>,
     lost: Option<LossReport>,
     out_of_memory: Option<String>,
@@ -102,8 +101,8 @@ struct Flags {
 struct LossReport {
     rank: u64,
     message: String,
-    samples: u64,
-    whole: bool,
+    #[serde(flatten)]
+    held: HeldState,
 }
 
 impl From<Flags> for RankStatus {
@@ -113,10 +112,7 @@ impl From<Flags> for RankStatus {
             message,
             held,
         };
-        let reported = |lost: LossReport| {
-            let LossReport { samples, whole, .. } = lost;
-            loss(lost.rank, lost.message, Some(HeldState { samples, whole }))
-        };
+        let reported = |lost: LossReport| loss(lost.rank, lost.message, Some(lost.held));
         let detected = |(rank, message)| loss(rank, message, None);
         let failed = |(message, deterministic)| Fault::Failed {
             message,
@@ -125,10 +121,12 @@ impl From<Flags> for RankStatus {
         RankStatus {
             stage: match flags.ending {
                 Some(ending) => Stage::Ended(ending),
+                None if flags.paused => Stage::Paused,
                 None if flags.ready => Stage::Ready,
                 None if flags.waiting => Stage::Connecting,
                 None => Stage::Starting,
             },
+            kept: flags.kept,
             loss: (flags.lost.map(reported)).or(flags.detected_loss.map(detected)),
             fault: (flags.out_of_memory.map(Fault::OutOfMemory)).or(flags.failed.map(failed)),
             cause: match flags.collateral {
@@ -146,6 +144,8 @@ impl From<RankStatus> for Flags {
         let mut flags = Flags {
             waiting: status.stage == Stage::Connecting,
             ready: status.stage == Stage::Ready,
+            paused: status.stage == Stage::Paused,
+            kept: status.kept,
             ending: status.ending(),
             collateral: status.is_collateral(),
             stalled: status.is_stalled(),
@@ -160,12 +160,11 @@ impl From<RankStatus> for Flags {
         {
             match held {
                 None => flags.detected_loss = Some((rank, message)),
-                Some(HeldState { samples, whole }) => {
+                Some(held) => {
                     flags.lost = Some(LossReport {
                         rank,
                         message,
-                        samples,
-                        whole,
+                        held,
                     });
                 }
             }
@@ -200,7 +199,7 @@ impl RankStatus {
     pub fn ending(&self) -> Option<Ending> {
         match self.stage {
             Stage::Ended(ending) => Some(ending),
-            Stage::Starting | Stage::Connecting | Stage::Ready => None,
+            Stage::Starting | Stage::Connecting | Stage::Ready | Stage::Paused => None,
         }
     }
 
@@ -208,9 +207,34 @@ impl RankStatus {
         self.ending().is_some()
     }
 
-    /// The state that it holds while it waits for an order after a loss.
+    /// The status of a rank that continues with a state from an earlier generation.
+    pub fn carrying(held: HeldState) -> RankStatus {
+        RankStatus {
+            kept: Some(held),
+            ..RankStatus::default()
+        }
+    }
+
+    /// The state that it holds while it waits for an order after a loss, or for connections with what it carries.
     pub fn held(&self) -> Option<HeldState> {
-        self.loss.as_ref()?.held
+        let lost = || self.loss.as_ref().and_then(|loss| loss.held);
+        self.kept.or_else(lost)
+    }
+
+    /// The same if it has ended or holds a state, as one that has left its world; `None` if it is still a part of it.
+    pub fn as_left(&self) -> Option<RankStatus> {
+        if self.has_ended() {
+            return Some(self.clone());
+        }
+        self.held()?;
+        let code = match self.stage {
+            Stage::Paused => exit::DRAINED,
+            _ => exit::PEER_LOST,
+        };
+        Some(RankStatus {
+            stage: Stage::Ended(Ending::Code(code)),
+            ..self.clone()
+        })
     }
 
     /// Whether it was killed for a lack of progress; see [`Cause::Stalled`].
@@ -251,19 +275,25 @@ impl RankStatus {
     pub fn take(&mut self, report: &Report) {
         match report {
             Report::Connecting => self.stage = Stage::Connecting,
-            Report::Connected => self.stage = Stage::Starting,
+            Report::Connected => {
+                self.stage = Stage::Starting;
+                self.kept = None;
+            }
             Report::Ready => self.stage = Stage::Ready,
             Report::LossDetected { rank, message } => {
                 if self.held().is_none() {
                     self.lose(*rank, message, None);
                 }
             }
-            &Report::Lost {
+            Report::Lost {
                 rank,
-                ref message,
-                samples,
-                whole,
-            } => self.lose(rank, message, Some(HeldState { samples, whole })),
+                message,
+                held,
+            } => self.lose(*rank, message, Some(*held)),
+            Report::Paused { held } => {
+                self.stage = Stage::Paused;
+                self.kept = Some(*held);
+            }
             Report::DeviceLost { message } => {
                 self.kill(|| message.clone());
             }
@@ -280,6 +310,8 @@ impl RankStatus {
             | Report::Straggler { .. }
             | Report::Stalled { .. }
             | Report::Progressing
+            | Report::StandingBy
+            | Report::Entered { .. }
             | Report::Warning { .. } => {}
         }
     }
@@ -337,7 +369,7 @@ impl RankStatus {
             Stage::Ended(Ending::Signal(_)) => true,
             // Its peers may have been ordered to drain and have passed that on.
             Stage::Ended(Ending::Unrequested) => false,
-            Stage::Starting | Stage::Connecting | Stage::Ready => false,
+            Stage::Starting | Stage::Connecting | Stage::Ready | Stage::Paused => false,
         };
         self.loss.is_some() || failed
     }
@@ -371,6 +403,8 @@ impl RankStatus {
 pub const SILENCE: Duration = Duration::from_secs(10);
 /// After a loss: time in which waiting ranks may still report that they are connected.
 const MEETING: Duration = Duration::from_secs(1);
+/// After a loss: time in which the end of the lost rank's process is seen, which says more than its peers can.
+const EXIT: Duration = Duration::from_millis(100);
 /// Time in which ranks must detect a loss (the collectives' limit is 5 s).
 pub const NOTICE: Duration = Duration::from_secs(10);
 /// Time for which a rank that detected a loss may compute; it checks after every micro-batch.
@@ -378,14 +412,21 @@ pub const ANSWER: Duration = Duration::from_secs(120);
 /// Time in which survivors must commit and exit after the order.
 pub const COMMIT: Duration = Duration::from_secs(600);
 
+/// Whether all ranks have left their world in order, and some wait for what follows.
+pub fn is_paused(seen: &[RankStatus]) -> bool {
+    let has_left = |seen: &RankStatus| seen.stage == Stage::Paused || seen.has_ended();
+    seen.iter().all(has_left) && seen.iter().any(|seen| seen.stage == Stage::Paused)
+}
+
 /// Whether no rank needs to be waited for any more, `waited` after the detection of a loss. Every
 /// rank has ended, has reported its state, is reported as lost, waits for lost ranks, or hangs.
 pub fn is_settled(seen: &[RankStatus], waited: Duration) -> bool {
     let named = |rank: u64| loss_of(seen, rank).is_some();
     let awaited = (0..).zip(seen).filter(|(_, s)| s.undecided());
     awaited
-        .filter(|(rank, s)| s.fault.is_some() || !named(*rank))
-        .all(|(_, s)| match s.loss {
+        .filter(|(rank, s)| s.fault.is_some() || !named(*rank) || waited < EXIT)
+        .all(|(rank, s)| match s.loss {
+            _ if s.fault.is_none() && named(rank) => false,
             Some(_) => waited > ANSWER,
             None if s.stage == Stage::Connecting => waited > MEETING,
             None => waited > NOTICE,
@@ -444,6 +485,15 @@ pub fn committer(seen: &[RankStatus], pinned: u64) -> Option<u64> {
             .then_some((held.samples, std::cmp::Reverse(rank)))
     });
     holders.max().map(|(_, rank)| rank.0)
+}
+
+/// The living ranks with a complete state, the newest first: those that can continue in another generation.
+pub fn carriers(seen: &[RankStatus]) -> Vec<(u64, HeldState)> {
+    let living = (0..).zip(seen).filter(|(_, seen)| !seen.has_ended());
+    let holders = living.filter_map(|(rank, seen)| Some((rank, seen.held()?)));
+    let mut carriers: Vec<_> = holders.filter(|(_, held)| held.whole).collect();
+    carriers.sort_by_key(|(rank, held)| (std::cmp::Reverse(held.samples), *rank));
+    carriers
 }
 
 /// Number of ranks that a signal killed on hosts that are still there.
@@ -540,15 +590,21 @@ mod tests {
         RankStatus::ended(Ending::Signal(9))
     }
 
+    fn held(samples: u64) -> HeldState {
+        HeldState {
+            step: samples / 8,
+            samples,
+            batch: 8,
+            whole: true,
+        }
+    }
+
     fn survivor(of: u64) -> RankStatus {
         RankStatus {
             loss: Some(PeerLoss {
                 rank: of,
                 message: "no heartbeat for 3.0 s".into(),
-                held: Some(HeldState {
-                    samples: 24,
-                    whole: true,
-                }),
+                held: Some(held(24)),
             }),
             ..RankStatus::ended(Ending::Code(exit::PEER_LOST))
         }
@@ -603,6 +659,8 @@ mod tests {
                 ..killed()
             },
             on_lost_host(),
+            RankStatus::carrying(held(8)),
+            paused(),
         ];
         for status in statuses {
             let sent = serde_json::to_string(&status).unwrap();
@@ -674,6 +732,60 @@ mod tests {
             loss_of(&[computing, RankStatus::default()], 1),
             Some("connection closed")
         );
+    }
+
+    fn paused() -> RankStatus {
+        let mut paused = RankStatus::default();
+        paused.take(&Report::Ready);
+        paused.take(&Report::Paused { held: held(16) });
+        paused
+    }
+
+    #[test]
+    fn ranks_that_wait_count_as_left_and_the_newest_continues_first() {
+        let waiting = |samples| RankStatus {
+            stage: Stage::Ready,
+            loss: Some(PeerLoss {
+                rank: 0,
+                message: "connection closed".into(),
+                held: Some(held(samples)),
+            }),
+            ..RankStatus::default()
+        };
+        let seen = [killed(), waiting(16), waiting(24), waiting(24)];
+        let carriers: Vec<(u64, u64)> = carriers(&seen)
+            .into_iter()
+            .map(|(rank, held)| (rank, held.samples))
+            .collect();
+        assert_eq!(carriers, [(2, 24), (3, 24), (1, 16)]);
+        assert_eq!(outcome(&seen, 1, || None, || false), None, "three live");
+        let left: Option<Vec<_>> = seen.iter().map(RankStatus::as_left).collect();
+        let lost = outcome(&left.unwrap(), 1, || None, || false);
+        assert!(
+            matches!(lost, Some(Outcome::Lost { rank: 0, .. })),
+            "{lost:?}"
+        );
+        // Another one that is lost while the others connect takes its state along, and they keep theirs.
+        let mut connecting = RankStatus::carrying(held(24));
+        connecting.take(&Report::Connecting);
+        assert!(connecting.as_left().is_some());
+        assert!(is_settled(&[killed(), connecting.clone()], Duration::ZERO));
+        connecting.take(&Report::Connected);
+        assert_eq!(connecting.as_left(), None);
+    }
+
+    #[test]
+    fn ranks_that_have_paused_are_drained_ones() {
+        assert!(is_paused(&[paused(), paused()]));
+        let still_there = RankStatus {
+            stage: Stage::Ready,
+            ..RankStatus::default()
+        };
+        assert!(!is_paused(&[paused(), still_there]));
+        let finished = RankStatus::ended(Ending::Code(exit::FINISHED));
+        assert!(!is_paused(&[finished.clone(), finished]));
+        let left = [paused(), paused()].map(|it| it.as_left().unwrap());
+        assert_eq!(outcome(&left, 1, || None, || false), Some(Outcome::Drained));
     }
 
     #[test]

@@ -120,7 +120,7 @@ pub enum End {
 
 impl TransitionInput<'_> {
     /// The largest world size that is feasible, requested, possible and allowed.
-    fn world(&self) -> Option<u64> {
+    pub fn world(&self) -> Option<u64> {
         (*self.bounds.start()..=self.most())
             .rev()
             .find(|&world| (self.feasible)(world))

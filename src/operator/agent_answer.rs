@@ -350,6 +350,7 @@ mod tests {
             members: members.collect(),
             plan: plan::plan(&recipe, &PlanRequest::gpus(4)).unwrap(),
             start: Some(checkpoint_ref("gen-1/step-0000010", 10, 160)),
+            carried: None,
             lost: Vec::new(),
             master: Address {
                 host: String::new(),

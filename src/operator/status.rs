@@ -430,6 +430,7 @@ impl Reconciliation<'_> {
                 host,
                 port: build::MASTER_PORT + offset,
             },
+            carried: None,
             created: now,
         };
         let change = rescale(&record, before, status.rescale_since.as_ref(), now);

@@ -21,6 +21,8 @@ pub struct StepMessage {
     pub seconds: f64,
     /// The rank has received a request to drain.
     pub drain: bool,
+    /// The rank has received a request to pause.
+    pub pause: bool,
     /// The rank has written its part of the checkpoint in progress.
     pub written: bool,
 }
@@ -106,12 +108,13 @@ mod tests {
             sums,
             seconds: 0.0,
             drain: false,
+            pause: false,
             written: false,
         };
         let text = String::from_utf8(encode(&message)).unwrap();
         insta::assert_snapshot!(
             text,
-            @r#"{"sums":[{"loss":9221120237041090560,"targets":0,"count":0,"preferences":{"chosen":{"count":0,"rewards":0,"logps":0},"rejected":{"count":0,"rewards":0,"logps":0},"pairs":0,"right":0,"kl":0},"weighted":9218868437227405312,"units":3,"groups":2,"digest":"00000000000000000000000000000000"}],"seconds":0,"drain":false,"written":false}"#
+            @r#"{"sums":[{"loss":9221120237041090560,"targets":0,"count":0,"preferences":{"chosen":{"count":0,"rewards":0,"logps":0},"rejected":{"count":0,"rewards":0,"logps":0},"pairs":0,"right":0,"kl":0},"weighted":9218868437227405312,"units":3,"groups":2,"digest":"00000000000000000000000000000000"}],"seconds":0,"drain":false,"pause":false,"written":false}"#
         );
         let read: StepMessage = decode(0, text.as_bytes()).unwrap();
         let [read, sums] = [&read.sums, &message.sums].map(|sums| Parts::total([sums]));

@@ -5,7 +5,9 @@
 
 pub mod adapter;
 mod bits;
+mod carry;
 pub mod checkpoint_ref;
+mod entry;
 pub mod generate;
 mod kernels;
 mod kl;

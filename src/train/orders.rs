@@ -12,6 +12,7 @@ use crate::util::stderr;
 /// Incoming orders, read by a separate thread.
 pub struct Orders {
     draining: Arc<AtomicBool>,
+    pausing: Arc<AtomicBool>,
     agent_is_gone: Arc<AtomicBool>,
     others: Receiver<Order>,
 }
@@ -21,15 +22,18 @@ impl Orders {
     pub fn listen(input: impl BufRead + Send + 'static) -> Orders {
         let draining = Arc::new(AtomicBool::new(false));
         let (sender, receiver) = channel();
+        let pausing = Arc::new(AtomicBool::new(false));
         let agent_is_gone = Arc::new(AtomicBool::new(false));
         let (flag, gone) = (Arc::clone(&draining), Arc::clone(&agent_is_gone));
+        let pause = Arc::clone(&pausing);
         std::thread::spawn(move || {
-            read_orders(input, &flag, &sender);
+            read_orders(input, &flag, &pause, &sender);
             gone.store(true, Ordering::Relaxed);
             flag.store(true, Ordering::Relaxed);
         });
         Orders {
             draining,
+            pausing,
             agent_is_gone,
             others: receiver,
         }
@@ -40,24 +44,54 @@ impl Orders {
         self.draining.load(Ordering::Relaxed)
     }
 
+    /// Whether an order to pause is in effect.
+    pub fn pausing(&self) -> bool {
+        self.pausing.load(Ordering::Relaxed)
+    }
+
     /// Becomes true at the end of the input.
     pub fn agent_is_gone(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.agent_is_gone)
     }
 
-    /// The next order other than to drain or to cancel a drain; `None` if no order arrives in time or the agent is
+    /// The same without a limit of time.
+    pub fn wait(&self) -> Option<Order> {
+        self.others.recv().ok()
+    }
+
+    /// The same if it has arrived.
+    pub fn arrived(&self) -> Option<Order> {
+        self.others.try_recv().ok()
+    }
+
+    /// The next order other than to drain, to pause or to cancel that; `None` if no order arrives in time or the agent is
     /// gone.
     pub fn next(&self, timeout: Duration) -> Option<Order> {
         self.others.recv_timeout(timeout).ok()
     }
 }
 
-fn read_orders(input: impl BufRead, draining: &AtomicBool, others: &Sender<Order>) {
+fn read_orders(
+    input: impl BufRead,
+    draining: &AtomicBool,
+    pausing: &AtomicBool,
+    others: &Sender<Order>,
+) {
+    let cancel = || {
+        draining.store(false, Ordering::Relaxed);
+        pausing.store(false, Ordering::Relaxed);
+    };
     for line in input.lines() {
         let Ok(line) = line else { break };
         match serde_json::from_str(&line) {
             Ok(Order::Drain) => draining.store(true, Ordering::Relaxed),
-            Ok(Order::CancelDrain) => draining.store(false, Ordering::Relaxed),
+            Ok(Order::Pause) => pausing.store(true, Ordering::Relaxed),
+            Ok(Order::CancelDrain) => cancel(),
+            Ok(order @ Order::Continue(_)) => {
+                // They were of the generation before.
+                cancel();
+                drop(others.send(order));
+            }
             Ok(order) => drop(others.send(order)),
             Err(error) => {
                 stderr::line(format_args!(

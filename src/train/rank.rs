@@ -4,14 +4,17 @@
 use std::fs::{File, TryLockError};
 use std::io::{BufReader, ErrorKind, stdin};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rustix::process::{Signal, getpid, kill_process};
+use rustix::stdio::dup2_stderr;
 
 use super::TrainError;
 use super::checkpoint_ref::{self, TrainState};
+use super::entry::{agree_on_memory, check_coupling, conditions, sharded};
 use super::kernels::{self, Kernels};
 use super::orders::{Orders, report};
 use super::preferences::Loss;
@@ -27,34 +30,40 @@ use crate::comm::activity::{Activity, Observed};
 use crate::comm::solo::Solo;
 use crate::comm::tcp::{self, Greeting, TcpOptions};
 use crate::comm::watch::StepWatch;
-use crate::comm::{Collective, CommError, Ended, World};
-use crate::data::{Dataset, Kind};
+use crate::comm::{CommError, Ended, World};
+use crate::data::Dataset;
 use crate::engine::cpu::{CpuEngine, CpuOptions};
 use crate::engine::cuda::{self, CudaEngine, CudaOptions};
-use crate::engine::{self, Engine, EngineError, Measure, TokenLoss};
-use crate::lifecycle::protocol::{Order, Report, exit};
+use crate::engine::{self, Engine, EngineError, Measure, Place, TokenLoss};
+use crate::lifecycle::protocol::{Assignment, Order, Report, exit};
 use crate::lifecycle::stall::ProgressDeadline;
 use crate::lifecycle::{Generation, files};
-use crate::norm::{Conditions, Controller};
+use crate::norm::Controller;
 use crate::plan::{DeviceKind, Plan};
-use crate::recipe::schema::spec::{Likelihood, LikelihoodLoss, Precision, Strategy};
+use crate::recipe::schema::spec::{Likelihood, LikelihoodLoss, Precision};
 use crate::samples::Ledger;
 use crate::telemetry::metrics::{MetricsError, Writer as MetricsWriter};
 use crate::telemetry::now;
 use crate::telemetry::tensorboard::{self, EventFile};
 use crate::util::durable::{FileError, read_json};
 use crate::util::input;
-use crate::util::key::Key;
+use crate::util::key::{InvalidKey, Key};
+use crate::util::lock::lock;
 use crate::util::stderr;
 
 /// Time that a rank that lost a peer waits for an order.
 const ORDERS: Duration = Duration::from_secs(30);
+
+/// Time between two looks for an order while a rank with a state connects.
+const LOOK: Duration = Duration::from_millis(2);
 
 /// Identity of a rank and its resources.
 #[derive(Debug, Clone)]
 pub struct RankOptions {
     pub run_dir: PathBuf,
     pub generation: u64,
+    /// Whether the process stands by until it is given a place; `generation` is then one whose ranks run.
+    pub stands_by: bool,
     /// This rank, counted from 0.
     pub rank: usize,
     /// Threads to compute with.
@@ -73,7 +82,7 @@ pub fn run(options: &RankOptions) -> u8 {
     let orders = Orders::listen(BufReader::new(stdin()));
     let error = match live(options, &orders) {
         Ok(Ending::Finished) => return exit::FINISHED,
-        Ok(Ending::Drained) => return exit::DRAINED,
+        Ok(Ending::Drained | Ending::Paused) => return exit::DRAINED,
         Err(error) => error,
     };
     stderr::line(format_args!("error: {error}"));
@@ -109,62 +118,326 @@ pub fn run(options: &RankOptions) -> u8 {
     }
 }
 
+/// How a process leaves a generation.
+enum Left<'a> {
+    /// Its last one.
+    Ended(Ending),
+    /// For the next one, with its state.
+    Carries(Box<Trainer<'a>>, Assignment),
+}
+
 fn live(options: &RankOptions, orders: &Orders) -> Result<Ending, TrainError> {
-    let directory = options.run_dir.join(files::generation(options.generation));
     let run = Run::read(&options.run_dir)?;
-    let generation: Generation = read_json(&directory.join(files::RECORD))?;
-    // Held until the process ends, so that a later launcher detects living ranks.
-    let _alive = hold(&directory)?;
+    let mut options = options.clone();
+    let reports = Arc::new(Mutex::new(options.generation));
+    let mut trainer = None;
+    if options.stands_by {
+        let generation = read_json(&record(&options))?;
+        trainer = Some(Box::new(stand_by(&options, &run, generation, orders)?));
+        report(&Report::StandingBy);
+        match orders.wait() {
+            Some(Order::Continue(assignment)) => {
+                options = options.at(&assignment)?;
+                enter(&options, &reports)?;
+            }
+            _ => return Ok(Ending::Drained),
+        }
+    }
+    // Held until the process ends or holds the next one, so that a later launcher detects living ranks.
+    let mut _alive = None;
+    loop {
+        let path = record(&options);
+        let generation: Generation = read_json(&path)?;
+        _alive = path.parent().map(hold).transpose()?;
+        if trainer.is_none() && generation.carried.is_some() {
+            let blank = stand_by(&options, &run, generation.clone(), orders)?;
+            trainer = Some(Box::new(blank));
+        }
+        match in_generation(&options, &run, generation, trainer, orders, &reports)? {
+            Left::Ended(ending) => return Ok(ending),
+            Left::Carries(it, assignment) => {
+                options = options.at(&assignment)?;
+                enter(&options, &reports)?;
+                trainer = Some(it);
+            }
+        }
+    }
+}
+
+/// The record of the generation.
+fn record(options: &RankOptions) -> PathBuf {
+    let directory = options.run_dir.join(files::generation(options.generation));
+    directory.join(files::RECORD)
+}
+
+impl RankOptions {
+    /// The same process in another generation.
+    fn at(&self, assignment: &Assignment) -> Result<RankOptions, TrainError> {
+        let place = |number| usize::try_from(number).unwrap_or(usize::MAX);
+        let key = assignment.key.parse();
+        Ok(RankOptions {
+            generation: assignment.generation,
+            rank: place(assignment.rank),
+            threads: place(assignment.threads),
+            first_of_host: assignment.first_of_host,
+            stands_by: false,
+            key: key.map_err(|error: InvalidKey| CommError::Rendezvous(error.to_string()))?,
+            ..self.clone()
+        })
+    }
+}
+
+/// Writes and reports for its place in another generation from here on.
+fn enter(options: &RankOptions, reports: &Mutex<u64>) -> Result<(), TrainError> {
+    let rank = options.rank as u64;
+    let generation = options.generation;
+    *lock(reports) = generation;
+    report(&Report::Entered { generation, rank });
+    let path = options.run_dir.join(files::rank_log(generation, rank));
+    let log = || {
+        path.parent().map_or(Ok(()), std::fs::create_dir_all)?;
+        Ok(dup2_stderr(File::create(&path)?)?)
+    };
+    log().map_err(|error| FileError::from_io("write", &path, 0, error).into())
+}
+
+fn in_generation<'a>(
+    options: &RankOptions,
+    run: &'a Run,
+    generation: Generation,
+    mut trainer: Option<Box<Trainer<'a>>>,
+    orders: &'a Orders,
+    reports: &Arc<Mutex<u64>>,
+) -> Result<Left<'a>, TrainError> {
     let agent_is_gone = orders.agent_is_gone();
+    let has_state = trainer.as_ref().is_some_and(|trainer| trainer.has_state);
     // The others cannot watch this rank before they have connected.
     let waiting = EverySecond::start(move || {
-        if agent_is_gone.load(Ordering::Relaxed) {
+        if agent_is_gone.load(Ordering::Relaxed) && !has_state {
             // There is no state to commit yet.
             stderr::line(format_args!("the agent left before the ranks had met"));
             std::process::exit(exit::DRAINED.into());
         }
         report(&Report::Connecting);
     });
-    let world = meet(options, &generation)?;
+    let met = meet(options, &generation, orders, has_state, reports);
     // Later reports come after its last one.
     drop(waiting);
+    let world = match (met, trainer) {
+        (Ok(Met::World(world)), it) => {
+            trainer = it;
+            world
+        }
+        (Ok(Met::Ordered(order)), Some(trainer)) => {
+            let ended = CommError::Aborted {
+                rank: options.rank,
+                reason: "the agent ended the wait for the other ranks".to_owned(),
+            };
+            return obey(Some(order), trainer, || Err(ended.into()));
+        }
+        (Ok(Met::Ordered(_)), None) => return Ok(Left::Ended(Ending::Drained)),
+        (Err(error), trainer) => return after_loss(error, trainer),
+    };
     report(&Report::Connected);
     // Peers would notice that this process hangs.
     let _alone = (world.world() == 1).then(|| EverySecond::start(|| report(&Report::Alive)));
-    let result = train(options, &run, &generation, &world, orders);
+    let result = train(options, run, generation, &world, orders, trainer);
     match &result {
-        Ok(_) => world.close()?,
-        // The collective has already reported the lost peer.
-        Err(TrainError::Engine(EngineError::Comm(_))) => {}
+        Ok(Left::Ended(_)) => world.close()?,
+        // The world is left already, or the collective has reported the lost peer.
+        Ok(Left::Carries(..)) | Err(TrainError::Engine(EngineError::Comm(_))) => {}
         Err(error) => world.abort(&error.to_string()),
     }
     result
 }
 
-fn train(
+fn train<'a>(
     options: &RankOptions,
-    run: &Run,
-    generation: &Generation,
+    run: &'a Run,
+    generation: Generation,
     world: &World,
-    orders: &Orders,
-) -> Result<Ending, TrainError> {
+    orders: &'a Orders,
+    trainer: Option<Box<Trainer<'a>>>,
+) -> Result<Left<'a>, TrainError> {
     let (observed, activity) = Observed::of(Arc::clone(world));
     let stacks = files::stacks(generation.number, options.rank as u64);
     let stacks = options.run_dir.join(stacks);
     let watchdog = watchdog::watch(Arc::clone(&activity), options.progress_deadline, stacks);
+    let (mut trainer, entered) = match trainer {
+        None => {
+            let trainer = load(
+                options,
+                run,
+                generation,
+                world,
+                orders,
+                (observed, activity),
+            )?;
+            (Box::new(trainer), Ok(()))
+        }
+        Some(mut trainer) => {
+            let metrics = metrics(options, run, &generation)?;
+            let place = Place {
+                world: engine_world(run, world, &observed),
+                threads: options.threads,
+                activity,
+            };
+            let entered = trainer.enter(generation, observed, place, metrics);
+            (trainer, entered)
+        }
+    };
+    let result = entered.and_then(|()| {
+        report(&Report::Ready);
+        trainer.train()
+    });
+    // What follows does not call the collective.
+    drop(watchdog);
+    match result {
+        Ok(Ending::Paused) => {
+            if let Err(error) = world.close() {
+                return after_loss(error, Some(trainer));
+            }
+            trainer.abandon_checkpoint();
+            report(&Report::Paused {
+                held: trainer.held(),
+            });
+            let drained = || Ok(Left::Ended(Ending::Drained));
+            // Without an agent, the ranks have the same state, and the first one commits it.
+            let order = trainer.orders.next(ORDERS).or_else(|| {
+                let is_gone = trainer.orders.agent_is_gone().load(Ordering::Relaxed);
+                (options.rank == 0 && is_gone).then_some(Order::Commit)
+            });
+            obey(order, trainer, drained)
+        }
+        Ok(ending) => Ok(Left::Ended(ending)),
+        Err(TrainError::Engine(EngineError::Comm(error))) => after_loss(error, Some(trainer)),
+        // All learn of it before the engine ends its work on the device.
+        Err(error) => {
+            report_lost_device(&error);
+            world.abort(&error.to_string());
+            Err(error)
+        }
+    }
+}
+
+/// Handles the loss of a peer. Where every rank holds everything, the state after the last complete step is
+/// still available: the rank reports it, and the agent may order it to commit, or to continue in another generation.
+fn after_loss(error: CommError, trainer: Option<Box<Trainer<'_>>>) -> Result<Left<'_>, TrainError> {
+    let lost = match &error {
+        CommError::PeerLost { rank, reason } | CommError::Aborted { rank, reason } => {
+            Some((*rank, reason.clone()))
+        }
+        CommError::Rendezvous(_) | CommError::Misuse(_) => None,
+    };
+    let (Some((rank, message)), Some(mut trainer)) = (lost, trainer) else {
+        return Err(error.into());
+    };
+    trainer.abandon_checkpoint();
+    report(&Report::Lost {
+        rank: rank as u64,
+        message,
+        held: trainer.held(),
+    });
+    obey(trainer.orders.next(ORDERS), trainer, || Err(error.into()))
+}
+
+/// Does what the agent orders to a rank that waits. `end`: how it ends without another generation.
+fn obey<'a>(
+    order: Option<Order>,
+    mut trainer: Box<Trainer<'a>>,
+    end: impl FnOnce() -> Result<Left<'a>, TrainError>,
+) -> Result<Left<'a>, TrainError> {
+    match order {
+        Some(Order::Continue(assignment)) => {
+            if assignment.rank == 0 {
+                trainer.record_last_step()?;
+            }
+            return Ok(Left::Carries(trainer, assignment));
+        }
+        Some(Order::Commit) => trainer.commit_alone()?,
+        _ => {}
+    }
+    end()
+}
+
+/// What a process can prepare outside of a generation: the engine, with the weights that are not trained, and the data.
+fn stand_by<'a>(
+    options: &RankOptions,
+    run: &'a Run,
+    generation: Generation,
+    orders: &'a Orders,
+) -> Result<Trainer<'a>, TrainError> {
+    let data = Run::data(&options.run_dir);
+    let training = Dataset::train(&data)?;
+    let alone: World = Arc::new(Solo);
+    let (observed, activity) = Observed::of(alone);
+    let mut engine = engine(options, run, &generation, None, &activity, false)?;
+    start(run.built_in()?, engine.as_mut(), false)?;
+    let bucket = options.bucket.as_deref().map(Bucket::open).transpose();
+    Ok(Trainer {
+        run_dir: options.run_dir.clone(),
+        run,
+        last_checkpoint: generation.start.as_ref().map(|start| start.path.clone()),
+        state: new_state(run, &generation.plan)?,
+        has_state: false,
+        watched_batch: generation.plan.global_batch_size,
+        generation,
+        world: observed,
+        engine,
+        preferences: None,
+        order: run.order(training.len())?,
+        data: training,
+        evaluation: Dataset::evaluation(&data)?,
+        learning_rate: learning_rate(run)?,
+        orders,
+        metrics: None,
+        last_step: None,
+        bucket: bucket.map_err(CheckpointError::from)?,
+        saving: None,
+        watch: StepWatch::new(STRAGGLER_FACTOR),
+    })
+}
+
+fn learning_rate(run: &Run) -> Result<LearningRateSchedule, TrainError> {
+    Ok(LearningRateSchedule {
+        recipe: run.spec.learning_rate.clone(),
+        warmup: run.horizon.warmup_samples.unwrap_or(0),
+        budget: run.budget()?,
+        base_batch: run.global_batch_size,
+    })
+}
+
+/// The state of a run before its first step.
+fn new_state(run: &Run, plan: &Plan) -> Result<TrainState, TrainError> {
+    Ok(TrainState {
+        step: 0,
+        samples: 0,
+        controller: Controller::new(&run.spec.schedule, conditions(run, plan)?)?,
+        ledger: Ledger::default(),
+        references: Pins::new(),
+        kernels: None,
+    })
+}
+
+/// Builds the engine, loads the referenced state, and prepares everything else for the first step.
+fn load<'a>(
+    options: &RankOptions,
+    run: &'a Run,
+    generation: Generation,
+    world: &World,
+    orders: &'a Orders,
+    (observed, activity): (World, Arc<Activity>),
+) -> Result<Trainer<'a>, TrainError> {
     let data = Run::data(&options.run_dir);
     let training = Dataset::train(&data)?;
     let evaluation = Dataset::evaluation(&data)?;
     let loss = Loss::of(&run.spec);
-    let begun = begun(options, generation)?;
+    let begun = begun(options, &generation)?;
     let pinned = begun.as_ref().map(|(_, state)| state.references.clone());
     let mut pins = pinned.unwrap_or_default();
+    check_coupling(run, &generation.plan)?;
     let mut kernels = None;
     if run.is_deterministic_in_every_world() {
-        let micro_batch = largest_micro_batch(&generation.plan);
-        if micro_batch > 1 {
-            return Err(TrainError::CoupledSamples { micro_batch });
-        }
         let pinned = begun.as_ref().and_then(|(_, state)| state.kernels.as_ref());
         kernels = Some(kernels::agree(Kernels::here(), pinned, observed.as_ref())?);
     }
@@ -182,14 +455,14 @@ fn train(
     let mut engine = engine(
         options,
         run,
-        generation,
-        world,
-        (&observed, &activity),
+        &generation,
+        engine_world(run, world, &observed),
+        &activity,
         is_first,
     )?;
     // The file of a generation exists from its begin, also if its memory does not suffice.
-    let metrics = metrics(options, run, generation)?;
-    agree_on_memory(run, generation, engine.as_mut(), observed.as_ref())?;
+    let metrics = metrics(options, run, &generation)?;
+    agree_on_memory(run, &generation.plan, engine.as_mut(), observed.as_ref())?;
     start(run.built_in()?, engine.as_mut(), is_first)?;
     let mut completed = Vec::new();
     for source in &sources {
@@ -205,16 +478,17 @@ fn train(
         training: completed.next().unwrap_or_default(),
         evaluation: completed.next().unwrap_or_default(),
     });
-    let state = load(options, run, generation, engine.as_mut(), begun)?;
+    let state = restore(options, run, &generation, engine.as_mut(), begun)?;
     let state = TrainState {
         references: pins,
         kernels,
         ..state
     };
     let bucket = options.bucket.as_deref().map(Bucket::open).transpose();
-    let mut trainer = Trainer {
-        run_dir: &options.run_dir,
+    Ok(Trainer {
+        run_dir: options.run_dir.clone(),
         run,
+        last_checkpoint: generation.start.as_ref().map(|start| start.path.clone()),
         generation,
         world: observed,
         engine,
@@ -222,36 +496,27 @@ fn train(
         order: run.order(training.len())?,
         data: training,
         evaluation,
-        learning_rate: LearningRateSchedule {
-            recipe: run.spec.learning_rate.clone(),
-            warmup: run.horizon.warmup_samples.unwrap_or(0),
-            budget: run.budget()?,
-            base_batch: run.global_batch_size,
-        },
+        learning_rate: learning_rate(run)?,
         watched_batch: state.controller.batch(),
         state,
+        has_state: true,
         orders,
         metrics,
         last_step: None,
         bucket: bucket.map_err(CheckpointError::from)?,
         saving: None,
-        last_checkpoint: generation.start.as_ref().map(|start| start.path.clone()),
         watch: StepWatch::new(STRAGGLER_FACTOR),
+    })
+}
+
+/// The world of an engine; `None` if it trains alone.
+fn engine_world(run: &Run, world: &World, observed: &World) -> Option<World> {
+    let world = match run.device {
+        DeviceKind::Cpu => observed,
+        // Its own watchdog calls the collective, whatever the rank does.
+        DeviceKind::Cuda => world,
     };
-    report(&Report::Ready);
-    let result = trainer.train();
-    // What follows does not call the collective.
-    drop(watchdog);
-    match &result {
-        Err(TrainError::Engine(EngineError::Comm(error))) => after_loss(error, &mut trainer)?,
-        // All learn of it before the engine ends its work on the device.
-        Err(error) => {
-            report_lost_device(error);
-            world.abort(&error.to_string());
-        }
-        Ok(_) => {}
-    }
-    result
+    (world.world() > 1).then(|| Arc::clone(world))
 }
 
 /// Reports an error of a lost GPU, with the name of this rank's; returns whether it is one.
@@ -298,7 +563,7 @@ pub fn metrics_file(
         return Ok(writer);
     }
     let directory = run_dir.join(tensorboard::DIRECTORY);
-    let step = generation.start.as_ref().map_or(0, |start| start.step);
+    let step = generation.start_step();
     let events = EventFile::create(&directory, generation.number, step, now());
     let events = events.map_err(|error| MetricsError::Write {
         path: directory,
@@ -307,11 +572,24 @@ pub fn metrics_file(
     Ok(writer.with_events(events))
 }
 
+/// How a rank's wait for the others ends.
+enum Met {
+    World(World),
+    /// By an order, to a rank that has a state.
+    Ordered(Order),
+}
+
 /// Connects to the other ranks of the generation.
-fn meet(options: &RankOptions, generation: &Generation) -> Result<World, TrainError> {
+fn meet(
+    options: &RankOptions,
+    generation: &Generation,
+    orders: &Orders,
+    has_state: bool,
+    reports: &Arc<Mutex<u64>>,
+) -> Result<Met, CommError> {
     let world = generation.world() as usize;
     if world == 1 {
-        return Ok(Arc::new(Solo));
+        return Ok(Met::World(Arc::new(Solo)));
     }
     let greeting = Greeting {
         rank: options.rank,
@@ -327,12 +605,16 @@ fn meet(options: &RankOptions, generation: &Generation) -> Result<World, TrainEr
         let message = message.to_string();
         report(&Report::Warning { message });
     });
-    let own = options.rank;
+    let (own, number) = (options.rank, generation.number);
+    let reports = Arc::clone(reports);
     let ended: Ended = Arc::new(move |error| {
+        // A world that was left says nothing of the one that followed.
+        let current = lock(&reports);
         // The agent waits for ranks that compute: this report says that the rank lives, and which peer it
         // lost.
         if let CommError::PeerLost { rank, reason } | CommError::Aborted { rank, reason } = error
             && *rank != own
+            && *current == number
         {
             report(&Report::LossDetected {
                 rank: *rank as u64,
@@ -341,7 +623,39 @@ fn meet(options: &RankOptions, generation: &Generation) -> Result<World, TrainEr
         }
     });
     tcp.ended = Arc::clone(&ended);
-    Ok(tcp::connect(&tcp).inspect_err(|error| ended(error))?)
+    let connect = move || tcp::connect(&tcp).inspect_err(|error| ended(error));
+    if !has_state {
+        return Ok(Met::World(connect()?));
+    }
+    // Another rank may be lost meanwhile. The thread that still waits then ends by its time limit.
+    let (connected, result) = channel();
+    std::thread::spawn(move || drop(connected.send(connect())));
+    loop {
+        match result.recv_timeout(LOOK) {
+            Ok(Ok(world)) => return Ok(Met::World(world)),
+            // The one that is lost may have broken the meeting without a name; its agent knows it.
+            Ok(Err(error @ CommError::Rendezvous(_))) => {
+                let order = orders.next(ORDERS);
+                return order.map(Met::Ordered).ok_or(error);
+            }
+            Ok(Err(error)) => return Err(error),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => {
+                return Err(CommError::Rendezvous("its thread has ended".to_owned()));
+            }
+        }
+        if let Some(order) = orders.arrived() {
+            return Ok(Met::Ordered(order));
+        }
+        if orders.agent_is_gone().load(Ordering::Relaxed) {
+            // All ranks that have a state have that of rank 0.
+            let order = match options.rank {
+                0 => Order::Commit,
+                _ => Order::Stop,
+            };
+            return Ok(Met::Ordered(order));
+        }
+    }
 }
 
 /// Reads the weights with which the run begins, and those below adapters.
@@ -364,19 +678,13 @@ fn engine(
     options: &RankOptions,
     run: &Run,
     generation: &Generation,
-    world: &World,
-    (observed, activity): (&World, &Arc<Activity>),
+    world: Option<World>,
+    activity: &Arc<Activity>,
     is_first: bool,
 ) -> Result<Box<dyn Engine>, TrainError> {
     let built_in = run.built_in()?;
     let model = built_in.model.clone();
-    let world = match run.device {
-        DeviceKind::Cpu => observed,
-        // Its own watchdog calls the collective, whatever the rank does.
-        DeviceKind::Cuda => world,
-    };
-    let alone = world.world() == 1;
-    let world = (!alone).then(|| Arc::clone(world));
+    let alone = world.is_none();
     // Weights that `load` reads are not drawn first, which would take as long.
     let is_read_later = !is_first && built_in.adapters.is_none();
     let reads = is_read_later || built_in.weights.is_some();
@@ -463,12 +771,6 @@ fn boxed(engine: impl Engine + 'static) -> Box<dyn Engine> {
     Box::new(engine)
 }
 
-/// ZeRO-1 and ZeRO-2 shard less than FSDP. The built-in trainer runs them as FSDP, which computes the same
-/// numbers in less memory.
-fn sharded(strategy: Strategy) -> bool {
-    strategy != Strategy::Ddp
-}
-
 /// The checkpoint from which a generation starts, and its state of training. Its weights are read later.
 fn begun(
     options: &RankOptions,
@@ -484,87 +786,22 @@ fn begun(
 
 /// The state of the checkpoint, or a new one with the initial weights: read from files, or drawn
 /// by the engine.
-fn load(
+fn restore(
     options: &RankOptions,
     run: &Run,
     generation: &Generation,
     engine: &mut dyn Engine,
     begun: Option<(Checkpoint, TrainState)>,
 ) -> Result<TrainState, TrainError> {
-    let plan = &generation.plan;
-    let conditions = Conditions {
-        base_batch: plan.global_batch_size,
-        quantum: plan.quantum,
-        budget: run.budget()?,
-        micro_batch: plan.per_device_batch_size,
-        workers: plan.data_parallel_size,
-        sharded: sharded(plan.facts.strategy),
-    };
     let Some((checkpoint, mut state)) = begun else {
-        return Ok(TrainState {
-            step: 0,
-            samples: 0,
-            controller: Controller::new(&run.spec.schedule, conditions)?,
-            ledger: Ledger::default(),
-            references: Pins::new(),
-            kernels: None,
-        });
+        return new_state(run, &generation.plan);
     };
     checkpoint.restore(engine)?;
-    let change = state.controller.refit(conditions)?;
+    let change = state.controller.refit(conditions(run, &generation.plan)?)?;
     if let Some(message) = change.filter(|_| options.rank == 0) {
         report(&Report::Warning { message });
     }
     Ok(state)
-}
-
-/// Samples of the largest micro-batch, of training and of evaluations.
-fn largest_micro_batch(plan: &Plan) -> u64 {
-    let of_evaluations = plan.facts.eval_batch_size.unwrap_or(0);
-    plan.per_device_batch_size.max(of_evaluations)
-}
-
-/// Every rank reserves its memory before the first step and reports a failure to all, so that no rank waits
-/// in a collective for one that has left.
-fn agree_on_memory(
-    run: &Run,
-    generation: &Generation,
-    engine: &mut dyn Engine,
-    world: &dyn Collective,
-) -> Result<(), TrainError> {
-    let rows = largest_micro_batch(&generation.plan);
-    let rows = rows * Kind::of(run.spec.objective).rows();
-    let reserved = engine.reserve(rows as usize, run.spec.data.sequence_length as usize);
-    let everyones = world.exchange(&[u8::from(reserved.is_err())])?;
-    reserved?;
-    match everyones.iter().position(|message| message != &[0]) {
-        Some(rank) => Err(TrainError::Engine(EngineError::Comm(CommError::Aborted {
-            rank,
-            reason: "out of memory".into(),
-        }))),
-        None => Ok(()),
-    }
-}
-
-/// Handles the loss of a peer. Where every rank holds everything, the state after the last complete step is
-/// still available: the rank reports it, and the agent may order it to commit.
-fn after_loss(error: &CommError, trainer: &mut Trainer<'_>) -> Result<(), TrainError> {
-    let (rank, message) = match error {
-        CommError::PeerLost { rank, reason } | CommError::Aborted { rank, reason } => {
-            (*rank, reason.clone())
-        }
-        CommError::Rendezvous(_) | CommError::Misuse(_) => return Ok(()),
-    };
-    report(&Report::Lost {
-        rank: rank as u64,
-        message,
-        samples: trainer.state.samples,
-        whole: !sharded(trainer.generation.plan.facts.strategy),
-    });
-    match trainer.orders.next(ORDERS) {
-        Some(Order::Commit) => trainer.commit_alone(),
-        _ => Ok(()),
-    }
 }
 
 /// Takes a shared lock on the generation's directory. A launcher that wants to start the next generation

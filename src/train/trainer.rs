@@ -5,7 +5,7 @@
 //! the result.
 
 use std::ops::Range;
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -15,6 +15,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 use super::TrainError;
 use super::adapter;
 use super::checkpoint_ref::{self, TrainState};
+use super::entry::sharded;
 use super::kl;
 use super::message::{StepMessage, StepSums, decode, encode, exchange};
 use super::orders::{Orders, report};
@@ -30,7 +31,7 @@ use crate::comm::watch::StepWatch;
 use crate::comm::{Collective, World};
 use crate::data::{Collated, Dataset};
 use crate::engine::{AdamW, Engine, Measure, MicroBatch, Noise, Weigh};
-use crate::lifecycle::protocol::Report;
+use crate::lifecycle::protocol::{HeldState, Report};
 use crate::lifecycle::{CheckpointRef, Generation};
 use crate::norm::{CoordinateTest, Coordinates, Decision, GroupSums, Reason, Sums};
 use crate::objective::{Kl, Step};
@@ -50,6 +51,8 @@ pub enum Ending {
     /// The budget is reached.
     Finished,
     Drained,
+    /// Between two steps, without a checkpoint.
+    Paused,
 }
 
 /// A loss over preferences, with what the reference model says of the data; nothing for a loss without one.
@@ -61,10 +64,10 @@ pub struct Preferences {
 
 /// The loop of one rank with all its state.
 pub struct Trainer<'a> {
-    pub run_dir: &'a Path,
+    pub run_dir: PathBuf,
     pub run: &'a Run,
     /// The generation, with its plan.
-    pub generation: &'a Generation,
+    pub generation: Generation,
     /// Collective of the generation's ranks.
     pub world: World,
     /// The model, with its optimiser.
@@ -82,6 +85,8 @@ pub struct Trainer<'a> {
     pub bucket: Option<Bucket>,
     /// Steps, samples, controller and ledger so far.
     pub state: TrainState,
+    /// Whether this and the weights are those of the run; a process that stands by has none yet.
+    pub has_state: bool,
     /// Orders of the agent.
     pub orders: &'a Orders,
     /// The generation's metrics file, of the rank that writes it.
@@ -117,18 +122,25 @@ impl Trainer<'_> {
         {
             self.evaluate()?;
         }
+        // What ranks carry from one generation into the next is in memory only.
+        let mut is_due = self.generation.carried.is_some();
         while self.state.samples < budget {
             let before = self.state.samples;
-            let drain = self.step()?;
+            let leave = self.step()?;
             let after = self.state.samples;
-            if after >= budget || drain {
+            if leave == Some(Ending::Paused) && after < budget {
+                return Ok(Ending::Paused);
+            }
+            if after >= budget || leave.is_some() {
                 break;
             }
             if crossed(horizon.eval_every, before, after) {
                 self.evaluate()?;
             }
-            if crossed(horizon.checkpoint_every, before, after) && self.saving.is_none() {
+            let due = is_due || crossed(horizon.checkpoint_every, before, after);
+            if due && self.saving.is_none() {
                 self.begin_checkpoint(world.as_ref())?;
+                is_due = false;
             }
         }
         let ending = if self.state.samples >= budget {
@@ -145,8 +157,8 @@ impl Trainer<'_> {
         self.world.rank()
     }
 
-    /// Runs one optimiser step; returns whether a drain was agreed on.
-    fn step(&mut self) -> Result<bool, TrainError> {
+    /// Runs one optimiser step; returns how to leave if that was agreed on.
+    fn step(&mut self) -> Result<Option<Ending>, TrainError> {
         let started = Instant::now();
         let step = self.state.step + 1;
         let batch = self.state.controller.batch();
@@ -168,10 +180,18 @@ impl Trainer<'_> {
             sums,
             seconds,
             drain: self.orders.draining(),
+            pause: self.orders.pausing(),
             written: saving.is_some_and(|saving| saving.writer.is_finished()),
         };
         let ranks = exchange(self.world.as_ref(), &message)?;
-        let drain = ranks.iter().any(|rank| rank.drain);
+        let leave = match (
+            ranks.iter().any(|it| it.drain),
+            ranks.iter().any(|it| it.pause),
+        ) {
+            (true, _) => Some(Ending::Drained),
+            (false, true) => Some(Ending::Paused),
+            (false, false) => None,
+        };
         let is_written = ranks.iter().all(|rank| rank.written);
         let totals = Parts::total(ranks.iter().map(|rank| &rank.sums));
         if totals.count == 0 {
@@ -271,7 +291,7 @@ impl Trainer<'_> {
             self.name_straggler(batch, &seconds);
         }
         self.record(Metric::Step(record))?;
-        Ok(drain)
+        Ok(leave)
     }
 
     /// Runs this rank's micro-batches of the step, and joins those of others under sharding.
@@ -530,7 +550,7 @@ impl Trainer<'_> {
 
     /// Records the newest step, which is about to be committed, if a rank was lost before rank 0 recorded it. An
     /// evaluation that is missing for the same reason is repeated by the next generation.
-    fn record_last_step(&mut self) -> Result<(), TrainError> {
+    pub fn record_last_step(&mut self) -> Result<(), TrainError> {
         let Some(step) = self.last_step.take() else {
             return Ok(());
         };
@@ -543,7 +563,7 @@ impl Trainer<'_> {
     /// The checkpoint of the present state.
     fn target(&self) -> Target {
         Target {
-            run_directory: self.run_dir.to_path_buf(),
+            run_directory: self.run_dir.clone(),
             bucket: self.bucket.clone(),
             generation: self.generation.number,
             step: self.state.step,
@@ -587,10 +607,25 @@ impl Trainer<'_> {
     pub fn commit_alone(&mut self) -> Result<(), TrainError> {
         self.engine.discard();
         self.record_last_step()?;
+        self.abandon_checkpoint();
+        self.commit_now(&Solo)
+    }
+
+    /// Gives up the checkpoint in progress, which needs all ranks.
+    pub fn abandon_checkpoint(&mut self) {
         if let Some(saving) = self.saving.take() {
             saving.writer.abandon();
         }
-        self.commit_now(&Solo)
+    }
+
+    /// What it holds after its last complete step.
+    pub fn held(&self) -> HeldState {
+        HeldState {
+            step: self.state.step,
+            samples: self.state.samples,
+            batch: self.state.controller.batch(),
+            whole: self.has_state && !sharded(self.generation.plan.facts.strategy),
+        }
     }
 
     fn name_straggler(&mut self, batch: u64, seconds: &[f64]) {

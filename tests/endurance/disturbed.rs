@@ -592,7 +592,7 @@ fn ranks_killed_during_a_checkpoint_count_as_lost() {
             run.signal_rank(generation, world - 1, Signal::KILL);
         }
         assert!(launched.wait().success(), "{}", run.log());
-        assert_eq!(run.worlds(), [4, 3, 2, 1]);
+        assert_eq!(run.worlds(), [4, 3, 2, 1], "{}", run.log());
         proved(&run, 2400);
         let steps: Vec<u64> = run.steps().into_keys().collect();
         assert_eq!(steps, (1..=200).collect::<Vec<u64>>(), "each is recorded");

@@ -9,6 +9,7 @@ mod disturbed;
 mod external_trainers;
 mod families;
 mod hosts;
+mod in_place;
 mod lab;
 mod launchers;
 mod losses;

@@ -414,11 +414,11 @@ impl Run {
     }
 }
 
-/// Finds a rank's process by its command line and environment.
+/// Finds a rank's process by its command line and its log: it may have begun in an earlier generation.
 fn find_rank(run: &Path, generation: u64, rank: u64) -> Option<rustix::process::Pid> {
-    let (run, generation) = (run.display().to_string(), generation.to_string());
-    let arguments = ["rank", "--run", &run, "--generation", &generation];
-    let variable = format!("RANK={rank}");
+    let log = run.join(format!("gen-{generation}/logs/rank-{rank}.log"));
+    let run = run.display().to_string();
+    let arguments = ["rank", "--run", &run];
     std::fs::read_dir("/proc")
         .unwrap()
         .flatten()
@@ -427,8 +427,8 @@ fn find_rank(run: &Path, generation: u64, rank: u64) -> Option<rustix::process::
             let read = |name: &str| std::fs::read(entry.path().join(name)).ok();
             let command = String::from_utf8(read("cmdline")?).ok()?;
             let command: Vec<&str> = command.trim_end_matches('\0').split('\0').skip(1).collect();
-            let environment = String::from_utf8_lossy(&read("environ")?).into_owned();
-            (command.starts_with(&arguments) && environment.split('\0').any(|v| v == variable))
+            let written = std::fs::read_link(entry.path().join("fd/2")).ok()?;
+            (command.starts_with(&arguments) && written == log)
                 .then(|| rustix::process::Pid::from_raw(pid))?
         })
 }

@@ -135,6 +135,14 @@ impl Held {
         }
     }
 
+    /// See [`crate::engine::Engine::rejoin`].
+    pub fn rejoin(&mut self, world: Option<World>) -> Result<(), EngineError> {
+        if let Some(Frozen::Whole(frozen)) = &mut self.frozen {
+            frozen.rejoin(world.clone())?;
+        }
+        self.trained.rejoin(world)
+    }
+
     pub fn begin(&mut self, pass: Pass) -> Result<(), EngineError> {
         if let Some(Frozen::Whole(frozen)) = &mut self.frozen {
             frozen.begin(pass)?;

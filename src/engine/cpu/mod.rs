@@ -21,7 +21,7 @@ use self::workspace::Workspace;
 use super::adapters::{frozen_from_files, trained};
 use super::{
     Accumulated, AdamW, Adapted, Adapters, Capacity, Engine, EngineError, Layout, Measure,
-    MicroBatch, ModelConfig, Pass, Reduced, Sequence, Strategy, TokenLoss, Training, Unit,
+    MicroBatch, ModelConfig, Pass, Place, Reduced, Sequence, Strategy, TokenLoss, Training, Unit,
     UnitState, Walk, Weigh, cache_len, counted, initial, layout, no_sequence, trains,
 };
 use crate::comm::World;
@@ -61,6 +61,14 @@ impl CpuOptions {
     }
 }
 
+/// Threads to compute with; `None`: as many as there are processors.
+fn pool(threads: Option<usize>) -> Result<ThreadPool, EngineError> {
+    let pool = ThreadPoolBuilder::new()
+        .num_threads(threads.unwrap_or(0))
+        .thread_name(|index| format!("engine-{index}"));
+    pool.build().map_err(|error| EngineError::Shape(format!("threads cannot be started: {error}; raise the limits of memory (`ulimit -v`) and of processes (`ulimit -u`, or those of the container)")))
+}
+
 /// A Llama on this machine's processors.
 pub struct CpuEngine {
     pool: ThreadPool,
@@ -86,11 +94,7 @@ impl CpuEngine {
         seed: Option<u64>,
     ) -> Result<CpuEngine, EngineError> {
         config.validate()?;
-        let pool = ThreadPoolBuilder::new()
-            .num_threads(options.threads.unwrap_or(0))
-            .thread_name(|index| format!("engine-{index}"))
-            .build()
-            .map_err(|error| EngineError::Shape(format!("threads cannot be started: {error}; raise the limits of memory (`ulimit -v`) and of processes (`ulimit -u`, or those of the container)")))?;
+        let pool = pool(options.threads)?;
         let arena = Arena::new(options.memory_limit);
         let layout = layout(&config);
         let tied = config.tie_word_embeddings;
@@ -236,6 +240,16 @@ impl Engine for CpuEngine {
 
     fn discard(&mut self) {
         self.store.discard();
+    }
+
+    fn rejoin(&mut self, place: Place) -> Result<(), EngineError> {
+        self.store.rejoin(place.world)?;
+        if self.pool.current_num_threads() != place.threads {
+            self.pool = pool(Some(place.threads))?;
+            // Each thread has a part of it.
+            self.workspace = None;
+        }
+        Ok(())
     }
 
     fn evaluate(&mut self, micro_batch: MicroBatch<'_>) -> Result<(f64, u64), EngineError> {

@@ -25,8 +25,9 @@ use crate::comm::World;
 use crate::engine::adapters::{frozen_from_files, trained};
 use crate::engine::{
     Accumulated, AdamW, Adapted, Capacity, Engine, EngineError, Keeps, Layout, Measure, MicroBatch,
-    ModelConfig, Pass, Reduced, Sequence, Step, Strategy, Unit, UnitState, Walk, Weigh, cache_len,
-    counted, initial, layout, nf4, no_sequence, no_worker_gradient, part, trains,
+    ModelConfig, Pass, Place, Reduced, Sequence, Step, Strategy, Unit, UnitState, Walk, Weigh,
+    cache_len, counted, initial, layout, nf4, no_sequence, no_worker_gradient, not_whole, part,
+    trains,
 };
 
 /// Graphs that are kept; a run has a few shapes of micro-batches.
@@ -823,6 +824,20 @@ impl Engine for CudaEngine {
             let _ = peers.synchronize();
         }
         self.clear();
+    }
+
+    fn rejoin(&mut self, place: Place) -> Result<(), EngineError> {
+        if self.sharding.is_some() {
+            return Err(not_whole());
+        }
+        self.clear();
+        // Ends what the old world's ranks do together on the device.
+        self.peers = None;
+        self.settle();
+        self.options.activity = place.activity;
+        let join = |world| Peers::join(&self.device, world, self.options.activity.clone());
+        self.peers = place.world.map(join).transpose()?;
+        Ok(())
     }
 
     fn evaluate(&mut self, micro_batch: MicroBatch<'_>) -> Result<(f64, u64), EngineError> {

@@ -76,6 +76,9 @@ impl Launcher<'_> {
             Report::Connecting
             | Report::Alive
             | Report::Connected
+            | Report::Paused { .. }
+            | Report::StandingBy
+            | Report::Entered { .. }
             | Report::Progressing
             | Report::Straggler { .. }
             | Report::Warning { .. }

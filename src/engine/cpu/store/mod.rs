@@ -52,7 +52,7 @@ use super::arena::{Arena, Buffer};
 use crate::comm::{Kind, Operation, Pending, World};
 use crate::engine::{
     AdamW, EngineError, Keeps, Layout, Measure, Pass, Reduced, Step, Strategy, Training, Unit,
-    UnitState, not_norms, part, sum_over_ranks,
+    UnitState, not_norms, not_whole, part, sum_over_ranks,
 };
 
 /// The place for a unit's gradient of the current micro-batch.
@@ -258,6 +258,16 @@ impl Store {
             peak: 0.0,
             peaks: 0,
         })
+    }
+
+    /// See [`crate::engine::Engine::rejoin`].
+    pub fn rejoin(&mut self, world: Option<World>) -> Result<(), EngineError> {
+        if self.gather.is_some() {
+            return Err(not_whole());
+        }
+        self.discard();
+        self.world = world.filter(|world| world.world() > 1);
+        Ok(())
     }
 
     /// Starts no reduction within a walk.

@@ -1,0 +1,369 @@
+//! A process continues in another generation with the state that it has.
+
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::TrainError;
+use super::checkpoint_ref::TrainState;
+use super::entry::{agree_on_memory, check_coupling, conditions};
+use super::kernels::{self, Kernels};
+use super::message::{decode, encode, exchange};
+use super::orders::report;
+use super::trainer::Trainer;
+use crate::comm::{Collective, Operation, World};
+use crate::engine::{Engine, Place, UnitState};
+use crate::lifecycle::Generation;
+use crate::lifecycle::protocol::Report;
+use crate::telemetry::metrics::Writer as MetricsWriter;
+
+/// Tells the states of ranks apart.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Version {
+    /// `None` of a process that stood by.
+    samples: Option<u64>,
+    /// Of the state besides the weights.
+    digest: u64,
+}
+
+impl Trainer<'_> {
+    /// Continues in another generation, with the state of its rank 0. Collective.
+    pub fn enter(
+        &mut self,
+        generation: Generation,
+        world: World,
+        place: Place,
+        metrics: Option<MetricsWriter>,
+    ) -> Result<(), TrainError> {
+        self.generation = generation;
+        self.world = world;
+        self.metrics = metrics;
+        self.last_step = None;
+        self.watch.forget();
+        check_coupling(self.run, &self.generation.plan)?;
+        self.engine.rejoin(place)?;
+        self.level()?;
+        if let Some(pinned) = &self.state.kernels {
+            kernels::agree(Kernels::here(), Some(pinned), self.world.as_ref())?;
+        }
+        let memory = agree_on_memory(
+            self.run,
+            &self.generation.plan,
+            self.engine.as_mut(),
+            self.world.as_ref(),
+        );
+        if memory.is_err() && self.world.rank() == 0 {
+            // All ranks end, and none has this state on disk.
+            self.commit_alone()?;
+        }
+        memory?;
+        let conditions = conditions(self.run, &self.generation.plan)?;
+        let change = self.state.controller.refit(conditions)?;
+        self.watched_batch = self.state.controller.batch();
+        if let Some(message) = change.filter(|_| self.world.rank() == 0) {
+            report(&Report::Warning { message });
+        }
+        Ok(())
+    }
+
+    /// Takes the state of rank 0, if it has another one. Collective.
+    fn level(&mut self) -> Result<(), TrainError> {
+        let own = self.has_state.then_some(&self.state);
+        let (engine, world) = (self.engine.as_mut(), self.world.as_ref());
+        let Some(Differs { newest, is_behind }) = compare(own, world)? else {
+            return Ok(());
+        };
+        if let Some(newest) = newest {
+            self.state = newest;
+        }
+        // Until all of it has arrived.
+        self.has_state &= !is_behind;
+        copy_weights(engine, is_behind, world)?;
+        self.has_state = true;
+        Ok(())
+    }
+}
+
+/// Ranks have different states.
+struct Differs {
+    /// The state besides the weights, if this rank has another one.
+    newest: Option<TrainState>,
+    /// Whether this rank has other weights.
+    is_behind: bool,
+}
+
+/// Compares the states of all ranks with that of rank 0; `None`: all have the same. Collective.
+fn compare(
+    own: Option<&TrainState>,
+    world: &dyn Collective,
+) -> Result<Option<Differs>, TrainError> {
+    let encoded = own.map(encode).unwrap_or_default();
+    let version = Version {
+        samples: own.map(|state| state.samples),
+        digest: xxh3_64(&encoded),
+    };
+    let versions = exchange(world, &version)?;
+    let newest = &versions[0];
+    if versions.iter().all(|version| version == newest) {
+        return Ok(None);
+    }
+    let is_first = world.rank() == 0;
+    let received = world.exchange(if is_first { &encoded } else { &[] })?;
+    let differs = version != *newest;
+    Ok(Some(Differs {
+        newest: differs.then(|| decode(0, &received[0])).transpose()?,
+        is_behind: version.samples != newest.samples,
+    }))
+}
+
+/// Gives the weights and moments of rank 0 to the ranks that are behind. Collective.
+fn copy_weights(
+    engine: &mut dyn Engine,
+    is_behind: bool,
+    world: &dyn Collective,
+) -> Result<(), TrainError> {
+    let is_first = world.rank() == 0;
+    for unit in 0..engine.layout().units.len() {
+        let len = engine.layout().units[unit].len;
+        let own = engine.export(unit, is_first)?.filter(|_| is_first);
+        let state = of_first(world, own, len)?;
+        if is_behind {
+            engine.import(unit, &state)?;
+        }
+    }
+    Ok(())
+}
+
+/// The state of a unit of `len` elements that rank 0 has. Collective.
+fn of_first(
+    world: &dyn Collective,
+    own: Option<UnitState>,
+    len: usize,
+) -> Result<UnitState, TrainError> {
+    // Added to a negative zero, every number keeps its bits, also either zero.
+    let values = own.map_or_else(
+        || vec![-0.0; 3 * len],
+        |state| [state.parameters, state.exp_avg, state.exp_avg_sq].concat(),
+    );
+    let values = world.start(Operation::all_reduce(values)).wait()?.data;
+    Ok(UnitState {
+        parameters: values[..len].to_vec(),
+        exp_avg: values[len..2 * len].to_vec(),
+        exp_avg_sq: values[2 * len..].to_vec(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+    use std::ops::RangeInclusive;
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::comm::tcp::{self, Greeting, TcpOptions};
+    use crate::engine::cpu::{CpuEngine, CpuOptions};
+    use crate::engine::{AdamW, Measure, MicroBatch, ModelConfig};
+    use crate::norm::{Conditions, Controller};
+    use crate::recipe::schema::spec::BatchSchedule;
+    use crate::samples::Ledger;
+    use crate::util::key::Key;
+
+    const MICRO_BATCH: MicroBatch<'_> = MicroBatch {
+        tokens: &[1, 2, 3, 4],
+        targets: &[2, 3, 4, 5],
+        batch: 1,
+        seq_len: 4,
+        dropout: &[],
+        noise: &[],
+        starts: &[],
+    };
+
+    /// Runs on the ranks of a world.
+    fn on_all<T: Send>(world: usize, run: impl Fn(World) -> T + Sync) -> Vec<T> {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let key = Key::random().unwrap();
+        let options =
+            |rank| TcpOptions::new("127.0.0.1", port, Greeting { rank, world }, key.clone());
+        std::thread::scope(|scope| {
+            let run = &run;
+            let first = options(0);
+            let mut ranks = vec![scope.spawn(move || run(tcp::host(&first, listener).unwrap()))];
+            for rank in 1..world {
+                let options = options(rank);
+                ranks.push(scope.spawn(move || run(tcp::connect(&options).unwrap())));
+            }
+            ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+        })
+    }
+
+    fn engine(world: Option<World>) -> CpuEngine {
+        let config = ModelConfig {
+            hidden_size: 8,
+            intermediate_size: 8,
+            num_hidden_layers: 1,
+            num_attention_heads: 2,
+            num_key_value_heads: 2,
+            head_dim: 4,
+            vocab_size: 16,
+            max_position_embeddings: 8,
+            norm_eps: 1e-5,
+            rope_theta: 10_000.0,
+            initializer_range: 0.1,
+            ..ModelConfig::default()
+        };
+        let options = CpuOptions {
+            threads: Some(1),
+            ..CpuOptions::default()
+        };
+        CpuEngine::new(config, options, world, None).unwrap()
+    }
+
+    /// An engine after this number of steps alone.
+    fn trained(steps: u64) -> CpuEngine {
+        let mut engine = begun(None);
+        train(&mut engine, 1..=steps);
+        engine
+    }
+
+    /// An engine with the same weights each time.
+    fn begun(world: Option<World>) -> CpuEngine {
+        let mut engine = engine(world);
+        for unit in 0..engine.layout().units.len() {
+            let len = engine.layout().units[unit].len;
+            // Also a negative zero, whose sign a sum of floats would lose.
+            let values = (0..len).map(|i| if i % 7 == 0 { -0.0 } else { 0.01 * i as f32 });
+            let state = UnitState {
+                parameters: values.collect(),
+                exp_avg: vec![0.0; len],
+                exp_avg_sq: vec![0.0; len],
+            };
+            engine.import(unit, &state).unwrap();
+        }
+        engine
+    }
+
+    fn train(engine: &mut CpuEngine, steps: RangeInclusive<u64>) {
+        train_on(engine, steps, 1);
+    }
+
+    /// Each step has this number of equal micro-batches.
+    fn train_on(engine: &mut CpuEngine, steps: RangeInclusive<u64>, micro_batches: u64) {
+        for step in steps {
+            let measure = Measure::default();
+            for index in 1..=micro_batches {
+                let last = index == micro_batches;
+                engine.accumulate(MICRO_BATCH, measure, last).unwrap();
+            }
+            engine.reduce(measure).unwrap();
+            engine
+                .update(AdamW {
+                    weight_decay: 0.0,
+                    vector_decay: 0.0,
+                    learning_rate: 1e-2,
+                    beta1: 0.9,
+                    beta2: 0.999,
+                    epsilon: 1e-8,
+                    step,
+                    gradient_scale: 1.0,
+                })
+                .unwrap();
+        }
+    }
+
+    fn state(steps: u64) -> TrainState {
+        let conditions = Conditions {
+            base_batch: 4,
+            quantum: 4,
+            budget: 100,
+            micro_batch: 1,
+            workers: 4,
+            sharded: false,
+        };
+        TrainState {
+            step: steps,
+            samples: 4 * steps,
+            controller: Controller::new(&BatchSchedule::default(), conditions).unwrap(),
+            ledger: Ledger::default(),
+            references: Default::default(),
+            kernels: None,
+        }
+    }
+
+    fn bits(engine: &mut CpuEngine) -> Vec<u32> {
+        let units = 0..engine.layout().units.len();
+        let states = units.map(|unit| engine.export(unit, true).unwrap().unwrap());
+        let values = states.flat_map(|it| [it.parameters, it.exp_avg, it.exp_avg_sq].concat());
+        values.map(f32::to_bits).collect()
+    }
+
+    /// Rank 1 is a step behind, and rank 3 has stood by.
+    #[test]
+    fn ranks_that_are_behind_take_the_state_of_rank_0_to_the_bit() {
+        let expected = bits(&mut trained(2));
+        let ranks = on_all(4, |world| {
+            let (mut engine, own) = match world.rank() {
+                1 => (trained(1), Some(state(1))),
+                3 => (engine(None), None),
+                _ => (trained(2), Some(state(2))),
+            };
+            let differs = compare(own.as_ref(), world.as_ref()).unwrap().unwrap();
+            copy_weights(&mut engine, differs.is_behind, world.as_ref()).unwrap();
+            let samples = differs.newest.or(own).unwrap().samples;
+            (differs.is_behind, samples, bits(&mut engine))
+        });
+        let behind: Vec<bool> = ranks.iter().map(|(is_behind, ..)| *is_behind).collect();
+        assert_eq!(behind, [false, true, false, true]);
+        for (_, samples, found) in ranks {
+            assert_eq!(samples, 8);
+            assert!(found == expected);
+        }
+    }
+
+    /// A rank is lost in the middle of a step; the other continues with the next one, alone and on more threads.
+    #[test]
+    fn an_engine_leaves_a_world_that_has_failed() {
+        let after = on_all(2, |world| {
+            let mut engine = begun(Some(Arc::clone(&world)));
+            train(&mut engine, 1..=2);
+            if world.rank() == 1 {
+                world.abort("lost");
+                return None;
+            }
+            let measure = Measure::default();
+            let step = engine.accumulate(MICRO_BATCH, measure, true);
+            step.and_then(|_| engine.reduce(measure)).unwrap_err();
+            let expected = bits(&mut engine);
+            let activity = Arc::default();
+            let place = Place {
+                world: None,
+                threads: 3,
+                activity,
+            };
+            engine.rejoin(place).unwrap();
+            assert!(bits(&mut engine) == expected);
+            train(&mut engine, 3..=3);
+            Some(bits(&mut engine))
+        });
+        // Alone, with the micro-batches of both.
+        let mut alone = begun(None);
+        train_on(&mut alone, 1..=2, 2);
+        train(&mut alone, 3..=3);
+        assert!(after[0].as_ref() == Some(&bits(&mut alone)));
+    }
+
+    /// A decision on the batch may have reached some ranks only.
+    #[test]
+    fn ranks_with_another_state_beside_equal_weights_take_it() {
+        let ranks = on_all(2, |world| {
+            let mut own = state(2);
+            own.step += world.rank() as u64;
+            let differs = compare(Some(&own), world.as_ref()).unwrap().unwrap();
+            (differs.is_behind, differs.newest.map(|it| it.step))
+        });
+        assert_eq!(ranks, [(false, None), (false, Some(2))]);
+        let equal = on_all(2, |world| {
+            compare(Some(&state(2)), world.as_ref()).unwrap().is_none()
+        });
+        assert_eq!(equal, [true, true]);
+    }
+}

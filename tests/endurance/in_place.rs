@@ -1,0 +1,170 @@
+//! Ranks that continue in the next generation with their processes: after a loss, and when the world is to change.
+
+use rustix::process::{Pid, Signal};
+use serde_json::{Value, json};
+
+use super::disturbed::proved;
+use super::support::{Run, same_losses, small, wait_for};
+
+/// No checkpoint is due before the end.
+fn recipe(changes: Value) -> Value {
+    let mut spec = small(json!({"checkpoint": {"every_samples": 1_000_000}}));
+    super::support::merge(&mut spec, changes);
+    spec
+}
+
+fn undisturbed(spec: &Value) -> Run {
+    let run = Run::of(spec.clone());
+    let output = run.launch(&["--quiet"]);
+    assert!(output.status.success(), "{output:?}");
+    run
+}
+
+fn record(run: &Run, generation: u64) -> Value {
+    let path = run.out().join(format!("gen-{generation}/record.json"));
+    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+}
+
+fn ranks(run: &Run, generation: u64, count: u64) -> Vec<Pid> {
+    (0..count).map(|rank| run.rank(generation, rank)).collect()
+}
+
+fn has_checkpoints(run: &Run, generation: u64) -> bool {
+    let entries = std::fs::read_dir(run.out().join(format!("gen-{generation}"))).unwrap();
+    let mut names = entries.map(|entry| entry.unwrap().file_name());
+    names.any(|name| name.to_string_lossy().starts_with("step-"))
+}
+
+#[test]
+fn survivors_of_a_loss_keep_their_processes_and_states() {
+    let spec = recipe(json!({}));
+    let run = Run::of(spec.clone());
+    let launched = run.start(&["--procs", "4"]);
+    run.wait_for_steps(1, 5);
+    let before = ranks(&run, 1, 4);
+    run.signal_rank(1, 1, Signal::KILL);
+    run.wait_for_steps(2, 5);
+    assert_eq!(ranks(&run, 2, 3), [before[0], before[2], before[3]]);
+    // The first rank is lost too, so that another one carries the state.
+    run.signal_rank(2, 0, Signal::KILL);
+    run.wait_for_steps(3, 5);
+    assert_eq!(ranks(&run, 3, 2), [before[2], before[3]]);
+    assert!(launched.wait().success(), "{}", run.log());
+
+    assert_eq!(run.worlds(), [4, 3, 2]);
+    proved(&run, 2400);
+    same_losses(&run, &undisturbed(&spec));
+    // Every step is there once, also the last one of each lost rank 0.
+    let steps: Vec<u64> = run.steps().into_keys().collect();
+    assert_eq!(steps, (1..=200).collect::<Vec<u64>>());
+    for generation in [2, 3] {
+        let carried = &record(&run, generation)["carried"];
+        assert_eq!(carried["ranks"], if generation == 2 { 3 } else { 2 });
+        let state = run.state().unwrap();
+        let row = &state["generations"][generation as usize - 1];
+        assert_eq!(carried["samples"], row["start_samples"]);
+    }
+    // What was in memory only is on disk soon.
+    assert!(!has_checkpoints(&run, 1));
+    let committed = run.log().matches("Checkpoint at").count();
+    assert!(committed >= 2, "{}", run.log());
+}
+
+#[test]
+fn a_world_that_is_to_change_pauses_and_needs_no_checkpoint() {
+    let spec = recipe(json!({}));
+    let run = Run::of(spec.clone());
+    let launched = run.start(&["--procs", "2"]);
+    run.wait_for_steps(1, 5);
+    let before = ranks(&run, 1, 2);
+    assert!(run.call("resize", &["4"]).status.success());
+    run.wait_for_steps(2, 5);
+    let larger = ranks(&run, 2, 4);
+    assert_eq!(larger[..2], before);
+    // Those that were added stood by before the others paused.
+    let logs = std::fs::read_dir(run.out().join("gen-1/logs")).unwrap();
+    let spares = logs.filter(|log| {
+        let name = log.as_ref().unwrap().file_name();
+        name.to_string_lossy().starts_with("spare-")
+    });
+    assert_eq!(spares.count(), 2);
+    assert!(run.call("resize", &["3"]).status.success());
+    run.wait_for_steps(3, 5);
+    assert_eq!(ranks(&run, 3, 3), larger[..3]);
+    wait_for("the rank that is left out to be gone", || {
+        rustix::process::test_kill_process(larger[3]).err()
+    });
+    assert!(launched.wait().success(), "{}", run.log());
+
+    assert_eq!(run.worlds(), [2, 4, 3]);
+    assert!(!has_checkpoints(&run, 1));
+    proved(&run, 2400);
+    same_losses(&run, &undisturbed(&spec));
+}
+
+/// The state that a rank has only in memory is committed if the run stops before it continues.
+#[test]
+fn a_stop_while_a_world_changes_keeps_every_step() {
+    let spec = recipe(json!({}));
+    for wait in 0..4 {
+        let run = Run::of(spec.clone());
+        let launched = run.start(&["--procs", "3"]);
+        run.wait_for_steps(1, 5);
+        run.signal_rank(1, 2, Signal::KILL);
+        std::thread::sleep(std::time::Duration::from_millis(40 * wait));
+        launched.signal(Signal::TERM);
+        assert_eq!(launched.wait().code(), Some(143), "{}", run.log());
+        let state = run.state().unwrap();
+        let committed = state["checkpoint_ref"]["samples"].as_u64().unwrap();
+        let steps = run.generation_steps(state["generations"].as_array().unwrap().len() as u64);
+        let newest = steps.last().and_then(|step| step["samples"].as_u64());
+        assert!(
+            newest.is_none_or(|newest| newest <= committed),
+            "{}",
+            run.log()
+        );
+        let output = run.launch(&["--procs", "2", "--resume", "--quiet"]);
+        assert!(output.status.success(), "{output:?}");
+        proved(&run, 2400);
+        same_losses(&run, &undisturbed(&spec));
+    }
+}
+
+/// A second rank is lost while the others continue, connect, or are about to. Whatever each of them held, no sample is missing
+/// and none counts twice.
+#[test]
+fn losses_in_quick_succession_lose_no_sample() {
+    let spec = recipe(json!({"checkpoint": {"every_samples": 120}}));
+    let undisturbed = undisturbed(&spec);
+    for apart in [0, 5, 20, 40, 80, 160] {
+        let run = Run::of(spec.clone());
+        let launched = run.start(&["--procs", "4"]);
+        run.wait_for_steps(1, 20);
+        let [_, _, second, first] = ranks(&run, 1, 4)[..] else {
+            panic!("four ranks")
+        };
+        rustix::process::kill_process(first, Signal::KILL).unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(apart));
+        rustix::process::kill_process(second, Signal::KILL).unwrap();
+        assert!(launched.wait().success(), "{apart} ms: {}", run.log());
+        proved(&run, 2400);
+        same_losses(&run, &undisturbed);
+    }
+}
+
+/// Each rank of a sharded model has a part of it only.
+#[test]
+fn what_does_not_fit_starts_new_processes() {
+    let spec = recipe(json!({"parallel": {"strategy": "fsdp"}}));
+    let run = Run::of(spec.clone());
+    let launched = run.start(&["--procs", "2"]);
+    run.wait_for_steps(1, 5);
+    let before = ranks(&run, 1, 2);
+    assert!(run.call("resize", &["3"]).status.success());
+    run.wait_for_steps(2, 5);
+    let after = ranks(&run, 2, 3);
+    assert!(before.iter().all(|rank| !after.contains(rank)));
+    assert!(launched.wait().success(), "{}", run.log());
+    assert!(record(&run, 2).get("carried").is_none());
+    proved(&run, 2400);
+}
