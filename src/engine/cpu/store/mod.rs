@@ -315,11 +315,13 @@ impl Store {
         Ok(())
     }
 
-    /// Makes the unit's parameters whole until they are released.
+    /// Makes the unit's parameters whole until they are released. Fails when the world has ended, so that no walk is
+    /// finished that no rank needs.
     pub fn acquire(&mut self, unit: usize) -> Result<(), EngineError> {
-        match &mut self.gather {
-            Some(gather) => gather.acquire(unit, &mut self.parts),
-            None => Ok(()),
+        match (&mut self.gather, &self.world) {
+            (Some(gather), _) => gather.acquire(unit, &mut self.parts),
+            (None, Some(world)) => Ok(world.check()?),
+            (None, None) => Ok(()),
         }
     }
 
