@@ -52,8 +52,8 @@ pub struct HostGeneration {
     /// Ranks wait for what is decided.
     waits: bool,
     spares: Vec<Spare>,
-    /// The largest number of one that has ended.
-    dismissed: Option<u64>,
+    /// Number of the next one: events of one that has ended may still arrive.
+    next_spare: u64,
 }
 
 /// A process that stands by.
@@ -165,7 +165,7 @@ impl HostGeneration {
             settled: None,
             waits: false,
             spares: Vec::new(),
-            dismissed: None,
+            next_spare: 0,
         }
     }
 
@@ -191,7 +191,7 @@ impl HostGeneration {
         }
         let mut next = HostGeneration::of(start, None, None, ranks);
         let left = self.spares.into_iter();
-        next.dismissed = self.dismissed.max(taken.last().copied());
+        next.next_spare = self.next_spare;
         next.spares = left.filter(|it| !taken.contains(&it.number)).collect();
         for (status, (_, held)) in next.statuses.iter_mut().zip(carriers) {
             *status = RankStatus::carrying(*held);
@@ -204,9 +204,8 @@ impl HostGeneration {
     /// # Errors
     /// The process cannot be started.
     pub fn stand_by(&mut self, start: &Start<'_>, events: &Sender<Event>) -> io::Result<()> {
-        let last = self.spares.last().map(|spare| spare.number);
-        // Events of one that was dismissed may still arrive.
-        let number = last.max(self.dismissed).map_or(0, |number| number + 1);
+        let number = self.next_spare;
+        self.next_spare += 1;
         for group in &mut self.ranks {
             group.stand_by(start, number, events)?;
         }
@@ -218,10 +217,9 @@ impl HostGeneration {
         Ok(())
     }
 
-    /// Ends the processes that stand by beyond this number.
-    pub fn dismiss(&mut self, beyond: usize) {
-        for spare in self.spares.split_off(beyond.min(self.spares.len())) {
-            self.dismissed = self.dismissed.max(Some(spare.number));
+    /// Ends the processes that stand by.
+    pub fn dismiss(&mut self) {
+        for spare in self.spares.drain(..) {
             for group in &mut self.ranks {
                 group.dismiss(spare.number);
             }
@@ -315,10 +313,7 @@ impl HostGeneration {
                     spare.is_ready = true;
                 }
             }
-            News::Exited(_) => {
-                self.dismissed = self.dismissed.max(Some(number));
-                self.spares.retain(|spare| spare.number != number);
-            }
+            News::Exited(_) => self.spares.retain(|spare| spare.number != number),
             News::Report(_) | News::Posted(_) | News::Printed(_) | News::Stacks(_) => {}
         }
     }

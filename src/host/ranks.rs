@@ -309,8 +309,10 @@ pub trait RankGroup {
     /// Sends one rank an order; ignored if the rank has ended.
     fn order(&mut self, rank: u64, order: Order);
 
-    /// Whether [`RankGroup::carry_on`] is possible.
-    fn can_carry_on(&self) -> bool;
+    /// Whether [`RankGroup::carry_on`] and [`RankGroup::stand_by`] are possible: not on another host.
+    fn can_carry_on(&self) -> bool {
+        false
+    }
 
     /// Lets the processes of these ranks continue as the first ranks of another generation, in this order, and kills the
     /// others. Its further ranks are these processes that stand by, and then new ones.
@@ -319,11 +321,13 @@ pub trait RankGroup {
     /// A process cannot be started.
     fn carry_on(
         &mut self,
-        start: &Start<'_>,
-        kept: &[u64],
-        spares: &[u64],
-        events: &Sender<Event>,
-    ) -> io::Result<()>;
+        _start: &Start<'_>,
+        _kept: &[u64],
+        _spares: &[u64],
+        _events: &Sender<Event>,
+    ) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
 
     /// Starts a process that stands by, with this number, as `start` says of its rank.
     ///
@@ -331,13 +335,15 @@ pub trait RankGroup {
     /// The process cannot be started.
     fn stand_by(
         &mut self,
-        start: &Start<'_>,
-        number: u64,
-        events: &Sender<Event>,
-    ) -> io::Result<()>;
+        _start: &Start<'_>,
+        _number: u64,
+        _events: &Sender<Event>,
+    ) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
 
     /// Kills a process that stands by.
-    fn dismiss(&mut self, number: u64);
+    fn dismiss(&mut self, _number: u64) {}
 
     /// This checkpoint is committed in the bucket of a run whose hosts have their own disks.
     fn committed(&mut self, _path: &str) {}
@@ -399,11 +405,8 @@ impl RankGroup for Ranks {
         let mut before: BTreeMap<u64, Process> = (earlier..).zip(processes).collect();
         let kept = kept.iter().filter_map(|rank| before.remove(rank));
         let mut chosen: Vec<Process> = kept.collect();
-        let (taken, left) = (std::mem::take(&mut self.spares).into_iter())
-            .partition(|(number, _)| spares.contains(number));
-        self.spares = left;
-        let taken: Vec<(u64, Process)> = taken;
-        chosen.extend(taken.into_iter().map(|(_, process)| process));
+        let taken = (self.spares).extract_if(.., |(number, _)| spares.contains(number));
+        chosen.extend(taken.map(|(_, process)| process));
         for (process, rank) in chosen.iter_mut().zip(start.first..) {
             process.place(start, rank, events);
         }

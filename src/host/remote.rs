@@ -472,26 +472,6 @@ impl RankGroup for RemoteRanks {
         self.host.say(ToHost::Order { rank, order });
     }
 
-    fn can_carry_on(&self) -> bool {
-        false
-    }
-
-    fn carry_on(
-        &mut self,
-        _: &Start<'_>,
-        _: &[u64],
-        _: &[u64],
-        _: &Sender<Event>,
-    ) -> io::Result<()> {
-        Err(on_another_host())
-    }
-
-    fn stand_by(&mut self, _: &Start<'_>, _: u64, _: &Sender<Event>) -> io::Result<()> {
-        Err(on_another_host())
-    }
-
-    fn dismiss(&mut self, _: u64) {}
-
     fn committed(&mut self, path: &str) {
         if self.own_disk {
             let path = path.to_owned();
@@ -510,10 +490,6 @@ impl RankGroup for RemoteRanks {
     fn abort(&mut self) {
         self.host.say(ToHost::Abort);
     }
-}
-
-fn on_another_host() -> io::Error {
-    io::Error::other("the ranks are on another host")
 }
 
 impl Drop for RemoteRanks {

@@ -161,21 +161,12 @@ mod tests {
     use super::*;
     use crate::comm::tcp::{self, Greeting, TcpOptions};
     use crate::engine::cpu::{CpuEngine, CpuOptions};
-    use crate::engine::{AdamW, Measure, MicroBatch, ModelConfig};
+    use crate::engine::{AdamW, Measure};
     use crate::norm::{Conditions, Controller};
     use crate::recipe::schema::spec::BatchSchedule;
     use crate::samples::Ledger;
+    use crate::train::testing::{MICRO_BATCH, tiny_model};
     use crate::util::key::Key;
-
-    const MICRO_BATCH: MicroBatch<'_> = MicroBatch {
-        tokens: &[1, 2, 3, 4],
-        targets: &[2, 3, 4, 5],
-        batch: 1,
-        seq_len: 4,
-        dropout: &[],
-        noise: &[],
-        starts: &[],
-    };
 
     /// Runs on the ranks of a world.
     fn on_all<T: Send>(world: usize, run: impl Fn(World) -> T + Sync) -> Vec<T> {
@@ -197,25 +188,11 @@ mod tests {
     }
 
     fn engine(world: Option<World>) -> CpuEngine {
-        let config = ModelConfig {
-            hidden_size: 8,
-            intermediate_size: 8,
-            num_hidden_layers: 1,
-            num_attention_heads: 2,
-            num_key_value_heads: 2,
-            head_dim: 4,
-            vocab_size: 16,
-            max_position_embeddings: 8,
-            norm_eps: 1e-5,
-            rope_theta: 10_000.0,
-            initializer_range: 0.1,
-            ..ModelConfig::default()
-        };
         let options = CpuOptions {
             threads: Some(1),
             ..CpuOptions::default()
         };
-        CpuEngine::new(config, options, world, None).unwrap()
+        CpuEngine::new(tiny_model(), options, world, None).unwrap()
     }
 
     /// An engine after this number of steps alone.

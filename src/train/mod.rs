@@ -22,6 +22,8 @@ pub mod run_files;
 pub mod schedule;
 mod stacks;
 mod sums;
+#[cfg(test)]
+mod testing;
 mod trainer;
 mod watchdog;
 pub mod weights;

@@ -373,37 +373,56 @@ fn stand_by<'a>(
     let (observed, activity) = Observed::of(alone);
     let mut engine = engine(options, run, &generation, None, &activity, false)?;
     start(run.built_in()?, engine.as_mut(), false)?;
+    let state = new_state(run, &generation.plan)?;
+    let data = (training, Dataset::evaluation(&data)?);
+    trainer(
+        options,
+        run,
+        generation,
+        orders,
+        (observed, engine),
+        data,
+        state,
+    )
+}
+
+/// A trainer with these parts, whose state is not that of the run yet.
+fn trainer<'a>(
+    options: &RankOptions,
+    run: &'a Run,
+    generation: Generation,
+    orders: &'a Orders,
+    (world, engine): (World, Box<dyn Engine>),
+    (data, evaluation): (Dataset, Option<Dataset>),
+    state: TrainState,
+) -> Result<Trainer<'a>, TrainError> {
     let bucket = options.bucket.as_deref().map(Bucket::open).transpose();
     Ok(Trainer {
         run_dir: options.run_dir.clone(),
         run,
         last_checkpoint: generation.start.as_ref().map(|start| start.path.clone()),
-        state: new_state(run, &generation.plan)?,
-        has_state: false,
-        watched_batch: generation.plan.global_batch_size,
         generation,
-        world: observed,
+        world,
         engine,
         preferences: None,
-        order: run.order(training.len())?,
-        data: training,
-        evaluation: Dataset::evaluation(&data)?,
-        learning_rate: learning_rate(run)?,
+        order: run.order(data.len())?,
+        data,
+        evaluation,
+        learning_rate: LearningRateSchedule {
+            recipe: run.spec.learning_rate.clone(),
+            warmup: run.horizon.warmup_samples.unwrap_or(0),
+            budget: run.budget()?,
+            base_batch: run.global_batch_size,
+        },
+        watched_batch: state.controller.batch(),
+        state,
+        has_state: false,
         orders,
         metrics: None,
         last_step: None,
         bucket: bucket.map_err(CheckpointError::from)?,
         saving: None,
         watch: StepWatch::new(STRAGGLER_FACTOR),
-    })
-}
-
-fn learning_rate(run: &Run) -> Result<LearningRateSchedule, TrainError> {
-    Ok(LearningRateSchedule {
-        recipe: run.spec.learning_rate.clone(),
-        warmup: run.horizon.warmup_samples.unwrap_or(0),
-        budget: run.budget()?,
-        base_batch: run.global_batch_size,
     })
 }
 
@@ -484,28 +503,13 @@ fn load<'a>(
         kernels,
         ..state
     };
-    let bucket = options.bucket.as_deref().map(Bucket::open).transpose();
+    let parts = (observed, engine);
+    let data = (training, evaluation);
     Ok(Trainer {
-        run_dir: options.run_dir.clone(),
-        run,
-        last_checkpoint: generation.start.as_ref().map(|start| start.path.clone()),
-        generation,
-        world: observed,
-        engine,
         preferences,
-        order: run.order(training.len())?,
-        data: training,
-        evaluation,
-        learning_rate: learning_rate(run)?,
-        watched_batch: state.controller.batch(),
-        state,
-        has_state: true,
-        orders,
         metrics,
-        last_step: None,
-        bucket: bucket.map_err(CheckpointError::from)?,
-        saving: None,
-        watch: StepWatch::new(STRAGGLER_FACTOR),
+        has_state: true,
+        ..trainer(options, run, generation, orders, parts, data, state)?
     })
 }
 

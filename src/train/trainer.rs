@@ -773,8 +773,8 @@ fn count_coordinates(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::ModelConfig;
     use crate::engine::cpu::{CpuEngine, CpuOptions};
+    use crate::train::testing::{MICRO_BATCH, tiny_model};
 
     const MEASURE: Measure = Measure {
         micro_batches: true,
@@ -784,37 +784,16 @@ mod tests {
 
     /// The record of a step of `micro_batches` micro-batches with the same tokens.
     fn record(micro_batches: u64, eta: f64) -> CoordinateTestRecord {
-        let config = ModelConfig {
-            hidden_size: 8,
-            intermediate_size: 8,
-            num_hidden_layers: 1,
-            num_attention_heads: 2,
-            num_key_value_heads: 2,
-            head_dim: 4,
-            vocab_size: 16,
-            max_position_embeddings: 8,
-            norm_eps: 1e-5,
-            rope_theta: 10_000.0,
-            initializer_range: 0.1,
-            ..ModelConfig::default()
-        };
         let options = CpuOptions {
             threads: Some(1),
             measure: MEASURE,
             ..CpuOptions::default()
         };
-        let mut engine = CpuEngine::new(config, options, None, Some(1)).unwrap();
+        let mut engine = CpuEngine::new(tiny_model(), options, None, Some(1)).unwrap();
         let mut groups = GroupSums::default();
         for index in 1..=micro_batches {
-            let micro_batch = MicroBatch {
-                tokens: &[1, 2, 3, 4],
-                targets: &[2, 3, 4, 5],
-                batch: 1,
-                seq_len: 4,
-                ..MicroBatch::default()
-            };
             let last = index == micro_batches;
-            let done = engine.accumulate(micro_batch, MEASURE, last).unwrap();
+            let done = engine.accumulate(MICRO_BATCH, MEASURE, last).unwrap();
             groups.add(done.squared_norm.unwrap(), done.targets);
         }
         engine.reduce(MEASURE).unwrap();

@@ -8,7 +8,7 @@ use serde_json::json;
 use super::stalled::stop_main_thread;
 use super::support::{Run, same_losses, small, stderr, wait_for};
 
-fn undisturbed(spec: serde_json::Value) -> Run {
+pub(super) fn undisturbed(spec: serde_json::Value) -> Run {
     let run = Run::of(spec);
     let output = run.launch(&["--quiet"]);
     assert!(output.status.success(), "{output:?}");

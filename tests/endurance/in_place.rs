@@ -3,7 +3,7 @@
 use rustix::process::{Pid, Signal};
 use serde_json::{Value, json};
 
-use super::disturbed::proved;
+use super::disturbed::{proved, undisturbed};
 use super::support::{Run, same_losses, small, wait_for};
 
 /// No checkpoint is due before the end.
@@ -11,13 +11,6 @@ fn recipe(changes: Value) -> Value {
     let mut spec = small(json!({"checkpoint": {"every_samples": 1_000_000}}));
     super::support::merge(&mut spec, changes);
     spec
-}
-
-fn undisturbed(spec: &Value) -> Run {
-    let run = Run::of(spec.clone());
-    let output = run.launch(&["--quiet"]);
-    assert!(output.status.success(), "{output:?}");
-    run
 }
 
 fn record(run: &Run, generation: u64) -> Value {
@@ -53,7 +46,7 @@ fn survivors_of_a_loss_keep_their_processes_and_states() {
 
     assert_eq!(run.worlds(), [4, 3, 2]);
     proved(&run, 2400);
-    same_losses(&run, &undisturbed(&spec));
+    same_losses(&run, &undisturbed(spec.clone()));
     // Every step is there once, also the last one of each lost rank 0.
     let steps: Vec<u64> = run.steps().into_keys().collect();
     assert_eq!(steps, (1..=200).collect::<Vec<u64>>());
@@ -99,7 +92,7 @@ fn a_world_that_is_to_change_pauses_and_needs_no_checkpoint() {
     assert_eq!(run.worlds(), [2, 4, 3]);
     assert!(!has_checkpoints(&run, 1));
     proved(&run, 2400);
-    same_losses(&run, &undisturbed(&spec));
+    same_losses(&run, &undisturbed(spec.clone()));
 }
 
 /// The state that a rank has only in memory is committed if the run stops before it continues.
@@ -126,7 +119,7 @@ fn a_stop_while_a_world_changes_keeps_every_step() {
         let output = run.launch(&["--procs", "2", "--resume", "--quiet"]);
         assert!(output.status.success(), "{output:?}");
         proved(&run, 2400);
-        same_losses(&run, &undisturbed(&spec));
+        same_losses(&run, &undisturbed(spec.clone()));
     }
 }
 
@@ -135,7 +128,7 @@ fn a_stop_while_a_world_changes_keeps_every_step() {
 #[test]
 fn losses_in_quick_succession_lose_no_sample() {
     let spec = recipe(json!({"checkpoint": {"every_samples": 120}}));
-    let undisturbed = undisturbed(&spec);
+    let undisturbed = undisturbed(spec.clone());
     for apart in [0, 5, 20, 40, 80, 160] {
         let run = Run::of(spec.clone());
         let launched = run.start(&["--procs", "4"]);

@@ -123,7 +123,7 @@ impl Launcher<'_> {
     pub(super) fn dismiss_spares(&mut self) {
         if let Some(current) = self.current.as_mut().filter(|it| !it.host.is_draining()) {
             self.preparing = None;
-            current.host.dismiss(0);
+            current.host.dismiss();
         }
     }
 
