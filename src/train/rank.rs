@@ -371,7 +371,9 @@ fn stand_by<'a>(
     let training = Dataset::train(&data)?;
     let alone: World = Arc::new(Solo);
     let (observed, activity) = Observed::of(alone);
-    let mut engine = engine(options, run, &generation, None, &activity, false)?;
+    // Its world will have other ranks.
+    let products = None;
+    let mut engine = engine(options, run, &generation, None, &activity, products, false)?;
     start(run.built_in()?, engine.as_mut(), false)?;
     let state = new_state(run, &generation.plan)?;
     let data = (training, Dataset::evaluation(&data)?);
@@ -471,12 +473,15 @@ fn load<'a>(
     // The start weights are needed once more where what they say of the data is lost.
     let are_known = references::are_known(&sources, observed.as_ref())?;
     let is_first = generation.start.is_none() || !are_known;
+    // The ranks of a larger world would choose differently.
+    let products = (world.world() == 1).then(|| cuda::measured::files(&options.run_dir));
     let mut engine = engine(
         options,
         run,
         &generation,
         engine_world(run, world, &observed),
         &activity,
+        products,
         is_first,
     )?;
     // The file of a generation exists from its begin, also if its memory does not suffice.
@@ -684,11 +689,11 @@ fn engine(
     generation: &Generation,
     world: Option<World>,
     activity: &Arc<Activity>,
+    products: Option<Vec<PathBuf>>,
     is_first: bool,
 ) -> Result<Box<dyn Engine>, TrainError> {
     let built_in = run.built_in()?;
     let model = built_in.model.clone();
-    let alone = world.is_none();
     // Weights that `load` reads are not drawn first, which would take as long.
     let is_read_later = !is_first && built_in.adapters.is_none();
     let reads = is_read_later || built_in.weights.is_some();
@@ -740,8 +745,7 @@ fn engine(
                 adapters: built_in.adapters.clone(),
                 noisy: run.spec.likelihood.neftune_alpha > 0.0,
                 packed: run.spec.data.packs_whole(),
-                // The ranks of a larger world would choose differently.
-                products: alone.then(|| cuda::measured::files(&options.run_dir)),
+                products,
                 activity: Arc::clone(activity),
                 ..CudaOptions::default()
             };
