@@ -853,6 +853,7 @@ mod tests {
             pod: None,
             slot: 0,
             ranks: 1,
+            carries: Vec::new(),
         };
         let plan = plan::plan(&recipe, &PlanRequest::gpus(2)).unwrap();
         testing::record(number, (0..2).map(member).collect(), plan)

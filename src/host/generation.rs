@@ -100,16 +100,30 @@ impl HostGeneration {
         })
     }
 
-    /// The same for a whole world on other hosts, each with its number of ranks and their GPUs.
+    /// The same for a whole world on other hosts, each with its number of ranks and their GPUs. Processes of the generation
+    /// `earlier` continue as the new one says.
     pub fn start_on(
         start: &Start<'_>,
         external: Option<Arc<ExternalCall>>,
         shares: &[Share],
+        earlier: Option<HostGeneration>,
         events: &Sender<Event>,
     ) -> HostGeneration {
         let watch = watch(start, external.as_deref());
+        let (held, mut left) = earlier.map_or((Vec::new(), Vec::new()), |earlier| {
+            (earlier.held_in(start.generation), earlier.ranks)
+        });
+        for group in &mut left {
+            let ranks = group.ranks();
+            let mut carried = start.generation.members.iter().flat_map(|it| &it.carries);
+            if carried.any(|rank| ranks.contains(rank)) {
+                group.release();
+            }
+        }
+        drop(left);
         let firsts = start.generation.shares().map(|(first, _)| first);
-        let gate = (start.bucket).map(|_| Gate::of(start.generation.number, shares));
+        let gate = start.bucket.filter(|_| start.generation.carried.is_none());
+        let gate = gate.map(|_| Gate::of(start.generation.number, shares));
         let ranks = |(share, first): (&Share, u64)| -> Box<dyn RankGroup + Send> {
             let progress = watch.as_ref().filter(|_| first == 0);
             let program = external.as_deref().map(ExternalProgram::of);
@@ -124,7 +138,7 @@ impl HostGeneration {
             ))
         };
         let ranks = shares.iter().zip(firsts).map(ranks).collect();
-        HostGeneration::of(start, external, watch, ranks)
+        HostGeneration::of(start, external, watch, ranks).with_held(held)
     }
 
     fn of(
@@ -169,34 +183,48 @@ impl HostGeneration {
         }
     }
 
-    /// Continues in another generation with the processes of these ranks, in this order, and the states that they hold. Its
-    /// further ranks are the processes that stand by, in the order of [`HostGeneration::gpus_of_spares`], and new ones.
+    /// Continues in another generation with processes of this one, as its record says. Its further ranks are the processes
+    /// that stand by, in the order of [`HostGeneration::gpus_of_spares`], and new ones.
     ///
     /// # Errors
     /// A process cannot be started.
-    pub fn carry_on(
-        self,
-        start: &Start<'_>,
-        carriers: &[(u64, HeldState)],
-        events: &Sender<Event>,
-    ) -> io::Result<HostGeneration> {
+    pub fn carry_on(self, start: &Start<'_>, events: &Sender<Event>) -> io::Result<HostGeneration> {
+        let held = self.held_in(start.generation);
         let mut ranks = self.ranks;
-        let kept: Vec<u64> = carriers.iter().map(|(rank, _)| *rank).collect();
+        let kept = start.generation.carries(start.first);
         let wanted = usize::try_from(start.count).unwrap_or(usize::MAX);
         let wanted = wanted.saturating_sub(kept.len());
         let ready = self.spares.iter().filter(|spare| spare.is_ready);
         let taken: Vec<u64> = ready.map(|spare| spare.number).take(wanted).collect();
         for group in &mut ranks {
-            group.carry_on(start, &kept, &taken, events)?;
+            group.carry_on(start, kept, &taken, events)?;
         }
-        let mut next = HostGeneration::of(start, None, None, ranks);
+        let next = HostGeneration::of(start, None, None, ranks);
         let left = self.spares.into_iter();
-        next.next_spare = self.next_spare;
-        next.spares = left.filter(|it| !taken.contains(&it.number)).collect();
-        for (status, (_, held)) in next.statuses.iter_mut().zip(carriers) {
-            *status = RankStatus::carrying(*held);
+        let next = HostGeneration {
+            next_spare: self.next_spare,
+            spares: left.filter(|it| !taken.contains(&it.number)).collect(),
+            ..next
+        };
+        Ok(next.with_held(held))
+    }
+
+    /// What the processes hold that continue in another generation, by their ranks there.
+    fn held_in(&self, next: &Generation) -> Vec<(u64, HeldState)> {
+        let places = next.shares().flat_map(|(first, member)| {
+            let places = (first..).zip(&member.carries);
+            places.filter_map(|(rank, old)| Some((rank, self.status(*old)?.held()?)))
+        });
+        places.collect()
+    }
+
+    fn with_held(mut self, held: Vec<(u64, HeldState)>) -> HostGeneration {
+        for (rank, held) in held {
+            if let Some(local) = self.local(rank) {
+                self.statuses[local] = RankStatus::carrying(held);
+            }
         }
-        Ok(next)
+        self
     }
 
     /// Starts a process that stands by. `start` is that of this generation, with the GPU of the process as the only one.
@@ -244,9 +272,9 @@ impl HostGeneration {
         of(true).chain(of(false))
     }
 
-    /// Whether its processes can continue in another generation: those of the built-in trainer on this machine.
+    /// Whether its processes can continue in another generation: those of the built-in trainer.
     pub fn can_carry_on(&self) -> bool {
-        self.external.is_none() && self.ranks.iter().all(|group| group.can_carry_on())
+        self.external.is_none()
     }
 
     /// The statuses of the ranks on this host.

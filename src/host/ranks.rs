@@ -309,10 +309,8 @@ pub trait RankGroup {
     /// Sends one rank an order; ignored if the rank has ended.
     fn order(&mut self, rank: u64, order: Order);
 
-    /// Whether [`RankGroup::carry_on`] and [`RankGroup::stand_by`] are possible: not on another host.
-    fn can_carry_on(&self) -> bool {
-        false
-    }
+    /// Dropping it does not kill its ranks: their host lets some continue in another generation.
+    fn release(&mut self) {}
 
     /// Lets the processes of these ranks continue as the first ranks of another generation, in this order, and kills the
     /// others. Its further ranks are these processes that stand by, and then new ones.
@@ -387,10 +385,6 @@ impl RankGroup for Ranks {
             return;
         }
         process.tell(&order);
-    }
-
-    fn can_carry_on(&self) -> bool {
-        true
     }
 
     fn carry_on(

@@ -419,10 +419,12 @@ pub struct RemoteRanks {
     ranks: Range<u64>,
     /// Whether the host has its own disk.
     own_disk: bool,
+    /// Whether dropping this kills them.
+    owned: bool,
 }
 
 impl RemoteRanks {
-    /// Starts the ranks from `first` on. One that cannot be started fails.
+    /// Starts the ranks from `first` on, or lets those continue that the generation carries. One that cannot be started fails.
     pub fn start(
         start: &Start<'_>,
         external: Option<ExternalProgram>,
@@ -455,6 +457,7 @@ impl RemoteRanks {
             host: Arc::clone(&share.host),
             ranks: first..first + share.count,
             own_disk,
+            owned: true,
         }
     }
 }
@@ -466,6 +469,10 @@ impl RankGroup for RemoteRanks {
 
     fn ranks(&self) -> Range<u64> {
         self.ranks.clone()
+    }
+
+    fn release(&mut self) {
+        self.owned = false;
     }
 
     fn order(&mut self, rank: u64, order: Order) {
@@ -494,7 +501,9 @@ impl RankGroup for RemoteRanks {
 
 impl Drop for RemoteRanks {
     fn drop(&mut self) {
-        self.kill();
+        if self.owned {
+            self.kill();
+        }
     }
 }
 

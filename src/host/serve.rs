@@ -224,7 +224,7 @@ impl<Output: Write> Session<'_, Output> {
                 let of_this = |waiting: &mut Waiting| waiting.start.generation.number == generation;
                 match self.waiting.take_if(of_this) {
                     Some(Waiting { start, orders, .. }) => {
-                        self.begin(&start)?;
+                        self.begin(&start, None)?;
                         for (rank, order) in orders {
                             if let Some(ranks) = &mut self.ranks {
                                 ranks.order(rank, order);
@@ -381,9 +381,13 @@ impl<Output: Write> Session<'_, Output> {
         }))
     }
 
-    /// Starts the ranks of a generation, or first brings what they read. Those of an earlier one are killed.
+    /// Starts the ranks of a generation, or first brings what they read. Those of an earlier one are killed, except for those
+    /// that it carries.
     fn start(&mut self, mut start: Box<StartRanks>) -> io::Result<()> {
-        self.ranks = None;
+        let carried = start.generation.carried;
+        let continues = carried.is_some_and(|carried| carried.from == self.generation);
+        let carries = !start.generation.carries(start.first).is_empty();
+        let earlier = self.ranks.take().filter(|_| continues && carries);
         self.posts = None;
         self.running.clear();
         self.waiting = None;
@@ -391,7 +395,7 @@ impl<Output: Write> Session<'_, Output> {
         self.own = None;
         self.generation = start.generation.number;
         let Some(url) = start.bucket.clone() else {
-            return self.begin(&start);
+            return self.begin(&start, earlier);
         };
         start.run_dir = own_disk::directory(&start.run_dir)?;
         let checkpoint = start.generation.start.as_ref();
@@ -399,6 +403,9 @@ impl<Output: Write> Session<'_, Output> {
             start.run_dir.clone(),
             checkpoint.map(|start| start.path.clone()),
         ));
+        if earlier.is_some() {
+            return self.begin(&start, earlier);
+        }
         let bring = Task::Bring {
             url,
             run_dir: start.run_dir.clone(),
@@ -414,8 +421,8 @@ impl<Output: Write> Session<'_, Output> {
         self.work(bring)
     }
 
-    /// Starts the ranks of a generation.
-    fn begin(&mut self, start: &StartRanks) -> io::Result<()> {
+    /// Starts the ranks of a generation. `earlier`: those of which some continue in it.
+    fn begin(&mut self, start: &StartRanks, earlier: Option<Ranks>) -> io::Result<()> {
         // Rank 0 takes the port.
         self.listener = None;
         if start.bucket.is_some() {
@@ -423,7 +430,7 @@ impl<Output: Write> Session<'_, Output> {
             let tail = |rank| Tail::of(&start.run_dir, start.generation.number, rank);
             self.tails = ranks.map(|rank| (rank, tail(rank))).collect();
         }
-        match self.started(start) {
+        match self.started(start, earlier) {
             Ok(ranks) => {
                 self.running = ranks.ranks().collect();
                 self.ranks = Some(ranks);
@@ -438,7 +445,7 @@ impl<Output: Write> Session<'_, Output> {
         }
     }
 
-    fn started(&mut self, ranks: &StartRanks) -> io::Result<Ranks> {
+    fn started(&mut self, ranks: &StartRanks, earlier: Option<Ranks>) -> io::Result<Ranks> {
         // The ranks read it. Other hosts write the same.
         let written = ranks.generation.write(&ranks.run_dir);
         written.map_err(|error| io::Error::other(error.to_string()))?;
@@ -456,6 +463,11 @@ impl<Output: Write> Session<'_, Output> {
             bucket: ranks.bucket.as_deref(),
             shows_built_in: false,
         };
+        if let Some(mut earlier) = earlier {
+            let kept = ranks.generation.carries(ranks.first);
+            earlier.carry_on(&start, kept, &[], &self.events)?;
+            return Ok(earlier);
+        }
         let external = ranks.external.clone().map(|program| {
             let number = ranks.generation.number;
             self.posts = PostServer::start(&ranks.run_dir, number, ranks.first);

@@ -59,8 +59,9 @@ pub enum ToHost {
         key: String,
         text: String,
     },
-    /// Starts ranks of a generation. Those of an earlier one are killed. With a bucket the host first brings what they read
-    /// to its disk, says so by [`FromHost::Brought`], and waits for [`ToHost::Begin`].
+    /// Starts ranks of a generation. Those of an earlier one are killed, except for those that the generation carries. With a
+    /// bucket the host first brings what new processes read to its disk, says so by [`FromHost::Brought`], and waits for
+    /// [`ToHost::Begin`].
     Start(Box<StartRanks>),
     /// All hosts have what the ranks of this generation read.
     Begin {

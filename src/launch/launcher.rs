@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use crate::launch::launcher::bucket::BucketRun;
 use crate::launch::launcher::external_trainer::ExternalRun;
+use crate::launch::launcher::in_place::Continuation;
 
 use super::checkpoints::Checkpoints;
 use super::hosts::Hosts;
@@ -24,8 +25,6 @@ use super::run_dir::{GenerationRow, Phase, RunDir, RunState, Stop, Wanted};
 use super::{LaunchError, Prepared, Request, RunLock, port, resume};
 use crate::checkpoint;
 use crate::host::{Event as RankEvent, HostGeneration, Start};
-use crate::lifecycle::generation::Carried;
-use crate::lifecycle::protocol::HeldState;
 use crate::lifecycle::rank_status::{self, COMMIT, RankStatus};
 use crate::lifecycle::stall::{OnStall, ProgressDeadline};
 use crate::lifecycle::{
@@ -100,7 +99,7 @@ pub struct Launcher<'a> {
 /// The generation whose ranks run.
 struct Current {
     host: HostGeneration,
-    /// The GPU of each rank on this machine; empty if the ranks compute on the CPU.
+    /// The GPU of each rank; empty if the ranks compute on the CPU.
     gpus: Vec<String>,
     /// The ranks of each other host, by its number.
     shares: Vec<(usize, Range<u64>)>,
@@ -203,8 +202,8 @@ impl<'a> Launcher<'a> {
                 continue;
             }
             let (action, capacity, towards) = self.decide()?;
-            let carriers = self.carriers(&action);
-            if carriers.is_empty() && self.release() {
+            let continuation = self.continuation(&action);
+            if continuation.is_none() && self.release() {
                 continue;
             }
             match action {
@@ -227,7 +226,7 @@ impl<'a> Launcher<'a> {
                     if again || matches!(reason, Reason::Failed { .. }) {
                         self.restarts_left = self.restarts_left.saturating_sub(1);
                     }
-                    self.start(world, reason, per_device_batch_size_limit, &carriers)?;
+                    self.start(world, reason, per_device_batch_size_limit, continuation)?;
                 }
                 RankAction::Wait { message } if self.misses_hosts() => {
                     self.wait_for_hosts(&message)?
@@ -354,23 +353,19 @@ impl<'a> Launcher<'a> {
         let Some(current) = &mut self.current else {
             return;
         };
-        if let Some(hosts) = &mut self.hosts {
-            let share = current
-                .shares
-                .iter()
-                .find(|(_, ranks)| ranks.contains(&rank));
-            if let Some((host, ranks)) = share {
-                let local = usize::try_from(rank - ranks.start).unwrap_or(usize::MAX);
-                hosts.lose_gpu(*host, local);
-                current.lost_gpu = true;
-            }
-            return;
-        }
         let lost = usize::try_from(rank)
             .ok()
             .and_then(|rank| current.gpus.get(rank));
-        self.gpus.retain(|gpu| Some(gpu) != lost);
+        let Some(lost) = lost else { return };
         current.lost_gpu = true;
+        let Some(hosts) = &mut self.hosts else {
+            self.gpus.retain(|gpu| gpu != lost);
+            return;
+        };
+        let mut shares = current.shares.iter();
+        if let Some((host, _)) = shares.find(|(_, ranks)| ranks.contains(&rank)) {
+            hosts.lose_gpu(*host, lost);
+        }
     }
 
     /// Ranks that could run: a killed process counts as a lost device.
@@ -547,7 +542,7 @@ impl<'a> Launcher<'a> {
         world: u64,
         reason: Reason,
         per_device_batch_size_limit: Option<u64>,
-        carriers: &[(u64, HeldState)],
+        continuation: Option<Continuation>,
     ) -> Result<(), LaunchError> {
         if let Some(per_device_batch_size) = per_device_batch_size_limit.filter(|_| self.shrinks())
         {
@@ -556,7 +551,7 @@ impl<'a> Launcher<'a> {
         self.state.per_device_batch_size_limit =
             per_device_batch_size_limit.or(self.state.per_device_batch_size_limit);
         let plan = self.worlds.plan(world, self.reached())?;
-        let earlier = self.current.take().filter(|_| !carriers.is_empty());
+        let earlier = self.current.take().filter(|_| continuation.is_some());
         let last = self.last_generation()?;
         let number = last.checked_add(1).ok_or_else(|| {
             LaunchError::usage(format!(
@@ -568,7 +563,13 @@ impl<'a> Launcher<'a> {
         self.state.waits = None;
         self.host_news = None;
         self.fenced = None;
-        let (members, shares) = self.members(world);
+        let carried = continuation.as_ref().map(|it| it.carried);
+        let (members, mut shares) = match continuation {
+            Some(Continuation {
+                members, shares, ..
+            }) => (members, shares),
+            None => self.members(world),
+        };
         let master = self.master(&members)?;
         // No rank of an earlier generation writes any more; remove their unfinished files.
         checkpoint::sweep(self.run_dir.path(), number)?;
@@ -579,12 +580,7 @@ impl<'a> Launcher<'a> {
             members,
             plan,
             start: self.state.checkpoint_ref.clone(),
-            carried: carriers.first().map(|(_, held)| Carried {
-                ranks: carriers.len() as u64,
-                step: held.step,
-                samples: held.samples,
-                batch: held.batch,
-            }),
+            carried,
             lost: Vec::new(),
             master,
             created: now(),
@@ -612,12 +608,7 @@ impl<'a> Launcher<'a> {
             call,
         });
         self.write_state()?;
-        let used = usize::try_from(world).unwrap_or(usize::MAX);
-        let mut gpus = match &earlier {
-            Some(earlier) => earlier.gpus_for(carriers, &self.gpus),
-            None => self.gpus.clone(),
-        };
-        gpus.truncate(used);
+        let gpus = self.place_gpus(earlier.as_ref(), &generation.members, &mut shares);
         let start = Start {
             evenkeel: &self.program,
             run_dir: trainer.map_or(self.run_dir.path(), |trainer| trainer.run_dir),
@@ -632,9 +623,13 @@ impl<'a> Launcher<'a> {
             shows_built_in: false,
         };
         let events = &self.events.0;
+        let earlier = earlier.map(|earlier| earlier.host);
         let host = match (earlier, &self.hosts) {
-            (Some(earlier), _) => earlier.host.carry_on(&start, carriers, events),
-            (None, Some(_)) => Ok(HostGeneration::start_on(&start, external, &shares, events)),
+            (earlier, Some(_)) => {
+                let host = HostGeneration::start_on(&start, external, &shares, earlier, events);
+                Ok(host)
+            }
+            (Some(earlier), None) => earlier.carry_on(&start, events),
             (None, None) => HostGeneration::start(&start, external, events),
         };
         let host = host.map_err(|error| LaunchError::Spawn { error })?;

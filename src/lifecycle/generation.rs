@@ -30,8 +30,8 @@ pub struct Generation {
     pub plan: Plan,
     /// The checkpoint it starts from; `None`: the initial weights.
     pub start: Option<CheckpointRef>,
-    /// The state with which it begins, if its first ranks bring it from the generation before, whose processes they are;
-    /// it is newer than `start`.
+    /// The state with which it begins, if processes of an earlier generation bring it ([`Member::carries`]); it is newer
+    /// than `start`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub carried: Option<Carried>,
     /// Uids of pods of earlier generations that are known to be lost. What they might still copy is not waited for.
@@ -47,13 +47,27 @@ pub struct Generation {
 /// State of training that processes bring from one generation into the next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Carried {
-    /// Number of ranks that bring a state, the first ones; that of rank 0 counts.
-    pub ranks: u64,
+    /// Number of the generation whose processes continue.
+    pub from: u64,
+    /// The rank whose state counts. Ranks with another one, or none, receive it.
+    pub rank: u64,
     /// Steps taken.
     pub step: u64,
     pub samples: u64,
     /// The batch of the next step, samples.
     pub batch: u64,
+}
+
+impl Carried {
+    /// What cannot be in the record of this generation.
+    fn flaw(&self, of: &Generation) -> Option<String> {
+        let counts = [("step", self.step), ("samples", self.samples)];
+        let from = [("from", self.from)];
+        (outside(1..=of.number.saturating_sub(1), from))
+            .or_else(|| outside(0..=of.world().saturating_sub(1), [("rank", self.rank)]))
+            .or_else(|| outside(0..=LARGEST_COUNT, counts))
+            .or_else(|| outside(1..=MAX_BATCH, [("batch", self.batch)]))
+    }
 }
 
 /// Largest count of samples, steps and tokens: JSON numbers are exact up to here.
@@ -76,6 +90,23 @@ impl Generation {
         let mut ranks = self.members.iter().map(|member| member.ranks);
         if let Some(ranks) = ranks.find(|ranks| !(1..=RANKS).contains(ranks)) {
             return Some(format!("a member has {}", count(ranks, "rank")));
+        }
+        let brought = self
+            .members
+            .iter()
+            .map(|it| (it.carries.len() as u64, it.ranks));
+        if let Some((brought, ranks)) = brought.into_iter().find(|(brought, ranks)| brought > ranks)
+        {
+            let brought = count(brought, "process");
+            return Some(format!(
+                "a member of {} carries {brought}",
+                count(ranks, "rank")
+            ));
+        }
+        if let Some(carried) = self.carried
+            && let Some(flaw) = carried.flaw(self)
+        {
+            return Some(format!("carried: {flaw}"));
         }
         let lost = self.lost.len() as u64;
         if lost > MEMBERS {
@@ -128,6 +159,12 @@ impl Generation {
             *next += member.ranks;
             Some((first, member))
         })
+    }
+
+    /// Ranks of the generation before whose processes continue as the first ones of the member with this first rank.
+    pub fn carries(&self, first: u64) -> &[u64] {
+        let of_member = self.shares().find(|(its, _)| *its == first);
+        of_member.map_or(&[], |(_, member)| &member.carries)
     }
 
     /// The pods of its members.
@@ -217,6 +254,9 @@ pub struct Member {
     pub slot: u64,
     /// Ranks that it runs.
     pub ranks: u64,
+    /// Its ranks of the generation before ([`Carried::from`]) whose processes continue as its first ranks, in this order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub carries: Vec<u64>,
     /// `None` outside a cluster.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod: Option<PodRef>,

@@ -9,6 +9,7 @@ pub mod authentication;
 pub mod event_log;
 pub mod files;
 pub mod generation;
+pub mod in_place;
 pub mod placement;
 pub mod protocol;
 pub mod rank_status;

@@ -336,6 +336,7 @@ mod tests {
         let members = (0..2).map(|slot| Member {
             slot,
             ranks: 2,
+            carries: Vec::new(),
             pod: Some(PodRef {
                 name: format!("j-{slot}-1"),
                 uid: format!("uid-{slot}"),

@@ -470,6 +470,7 @@ impl Reconciliation<'_> {
             Some(Member {
                 slot: slot.number.into(),
                 ranks: self.job.spec.gpus_per_node.into(),
+                carries: Vec::new(),
                 pod: Some(PodRef {
                     name: pod.name_any(),
                     uid: pod.uid()?,

@@ -10,9 +10,10 @@ use super::kernels::{self, Kernels};
 use super::message::{decode, encode, exchange};
 use super::orders::report;
 use super::trainer::Trainer;
-use crate::comm::{Collective, Operation, World};
-use crate::engine::{Engine, Place, UnitState};
+use crate::comm::{Collective, CommError, Operation, World};
+use crate::engine::{Engine, EngineError, Place, UnitState};
 use crate::lifecycle::Generation;
+use crate::lifecycle::generation::Carried;
 use crate::lifecycle::protocol::Report;
 use crate::telemetry::metrics::Writer as MetricsWriter;
 
@@ -26,7 +27,7 @@ struct Version {
 }
 
 impl Trainer<'_> {
-    /// Continues in another generation, with the state of its rank 0. Collective.
+    /// Continues in another generation, with the state that its processes bring. Collective.
     pub fn enter(
         &mut self,
         generation: Generation,
@@ -65,11 +66,13 @@ impl Trainer<'_> {
         Ok(())
     }
 
-    /// Takes the state of rank 0, if it has another one. Collective.
+    /// Takes the state that counts, if it has another one. Collective.
     fn level(&mut self) -> Result<(), TrainError> {
         let own = self.has_state.then_some(&self.state);
         let (engine, world) = (self.engine.as_mut(), self.world.as_ref());
-        let Some(Differs { newest, is_behind }) = compare(own, world)? else {
+        let carried = self.generation.carried;
+        let carried = carried.ok_or_else(|| missing("no rank brings one"))?;
+        let Some(Differs { newest, is_behind }) = compare(own, &carried, world)? else {
             return Ok(());
         };
         if let Some(newest) = newest {
@@ -77,7 +80,7 @@ impl Trainer<'_> {
         }
         // Until all of it has arrived.
         self.has_state &= !is_behind;
-        copy_weights(engine, is_behind, world)?;
+        copy_weights(engine, is_behind, carried.rank as usize, world)?;
         self.has_state = true;
         Ok(())
     }
@@ -91,9 +94,16 @@ struct Differs {
     is_behind: bool,
 }
 
-/// Compares the states of all ranks with that of rank 0; `None`: all have the same. Collective.
+/// The state with which the generation begins is not there.
+fn missing(why: &str) -> TrainError {
+    let message = format!("the state of the generation is missing: {why}");
+    EngineError::Comm(CommError::Rendezvous(message)).into()
+}
+
+/// Compares the states of all ranks with the one that counts; `None`: all have that. Collective.
 fn compare(
     own: Option<&TrainState>,
+    carried: &Carried,
     world: &dyn Collective,
 ) -> Result<Option<Differs>, TrainError> {
     let encoded = own.map(encode).unwrap_or_default();
@@ -102,30 +112,34 @@ fn compare(
         digest: xxh3_64(&encoded),
     };
     let versions = exchange(world, &version)?;
-    let newest = &versions[0];
+    let root = carried.rank as usize;
+    let newest = versions.get(root);
+    let newest = newest.filter(|newest| newest.samples == Some(carried.samples));
+    let newest = newest.ok_or_else(|| missing("another process has the place of its rank"))?;
     if versions.iter().all(|version| version == newest) {
         return Ok(None);
     }
-    let is_first = world.rank() == 0;
-    let received = world.exchange(if is_first { &encoded } else { &[] })?;
+    let is_root = world.rank() == root;
+    let received = world.exchange(if is_root { &encoded } else { &[] })?;
     let differs = version != *newest;
     Ok(Some(Differs {
-        newest: differs.then(|| decode(0, &received[0])).transpose()?,
+        newest: differs.then(|| decode(root, &received[root])).transpose()?,
         is_behind: version.samples != newest.samples,
     }))
 }
 
-/// Gives the weights and moments of rank 0 to the ranks that are behind. Collective.
+/// Gives the weights and moments of the rank `root` to the ranks that are behind. Collective.
 fn copy_weights(
     engine: &mut dyn Engine,
     is_behind: bool,
+    root: usize,
     world: &dyn Collective,
 ) -> Result<(), TrainError> {
-    let is_first = world.rank() == 0;
+    let is_root = world.rank() == root;
     for unit in 0..engine.layout().units.len() {
         let len = engine.layout().units[unit].len;
-        let own = engine.export(unit, is_first)?.filter(|_| is_first);
-        let state = of_first(world, own, len)?;
+        let own = engine.export(unit, is_root)?.filter(|_| is_root);
+        let state = of_root(world, own, len)?;
         if is_behind {
             engine.import(unit, &state)?;
         }
@@ -133,8 +147,8 @@ fn copy_weights(
     Ok(())
 }
 
-/// The state of a unit of `len` elements that rank 0 has. Collective.
-fn of_first(
+/// The state of a unit of `len` elements that one rank has. Collective.
+fn of_root(
     world: &dyn Collective,
     own: Option<UnitState>,
     len: usize,
@@ -273,27 +287,51 @@ mod tests {
         values.map(f32::to_bits).collect()
     }
 
-    /// Rank 1 is a step behind, and rank 3 has stood by.
+    /// What a generation says of the state of this rank after these steps.
+    fn carried(rank: u64, steps: u64) -> Carried {
+        let TrainState { step, samples, .. } = state(steps);
+        Carried {
+            from: 1,
+            rank,
+            step,
+            samples,
+            batch: 4,
+        }
+    }
+
+    /// Rank 1 is a step behind, and rank 0 has stood by.
     #[test]
-    fn ranks_that_are_behind_take_the_state_of_rank_0_to_the_bit() {
+    fn ranks_that_are_behind_take_the_state_that_counts_to_the_bit() {
         let expected = bits(&mut trained(2));
         let ranks = on_all(4, |world| {
             let (mut engine, own) = match world.rank() {
+                0 => (engine(None), None),
                 1 => (trained(1), Some(state(1))),
-                3 => (engine(None), None),
                 _ => (trained(2), Some(state(2))),
             };
-            let differs = compare(own.as_ref(), world.as_ref()).unwrap().unwrap();
-            copy_weights(&mut engine, differs.is_behind, world.as_ref()).unwrap();
+            let differs = compare(own.as_ref(), &carried(2, 2), world.as_ref());
+            let differs = differs.unwrap().unwrap();
+            copy_weights(&mut engine, differs.is_behind, 2, world.as_ref()).unwrap();
             let samples = differs.newest.or(own).unwrap().samples;
             (differs.is_behind, samples, bits(&mut engine))
         });
         let behind: Vec<bool> = ranks.iter().map(|(is_behind, ..)| *is_behind).collect();
-        assert_eq!(behind, [false, true, false, true]);
+        assert_eq!(behind, [true, true, false, false]);
         for (_, samples, found) in ranks {
             assert_eq!(samples, 8);
             assert!(found == expected);
         }
+    }
+
+    /// A new process may have started in the place of the rank whose state counts.
+    #[test]
+    fn a_state_that_is_missing_is_an_error_of_all_ranks() {
+        let ranks = on_all(2, |world| {
+            let own = (world.rank() == 1).then(|| state(2));
+            let of = |rank, steps| compare(own.as_ref(), &carried(rank, steps), world.as_ref());
+            (of(0, 2).is_err(), of(1, 3).is_err(), of(1, 2).is_ok())
+        });
+        assert_eq!(ranks, [(true, true, true); 2]);
     }
 
     /// A rank is lost in the middle of a step; the other continues with the next one, alone and on more threads.
@@ -334,12 +372,16 @@ mod tests {
         let ranks = on_all(2, |world| {
             let mut own = state(2);
             own.step += world.rank() as u64;
-            let differs = compare(Some(&own), world.as_ref()).unwrap().unwrap();
+            let differs = compare(Some(&own), &carried(0, 2), world.as_ref());
+            let differs = differs.unwrap().unwrap();
             (differs.is_behind, differs.newest.map(|it| it.step))
         });
         assert_eq!(ranks, [(false, None), (false, Some(2))]);
         let equal = on_all(2, |world| {
-            compare(Some(&state(2)), world.as_ref()).unwrap().is_none()
+            let own = state(2);
+            compare(Some(&own), &carried(1, 2), world.as_ref())
+                .unwrap()
+                .is_none()
         });
         assert_eq!(equal, [true, true]);
     }

@@ -35,6 +35,7 @@ use crate::data::Dataset;
 use crate::engine::cpu::{CpuEngine, CpuOptions};
 use crate::engine::cuda::{self, CudaEngine, CudaOptions};
 use crate::engine::{self, Engine, EngineError, Measure, Place, TokenLoss};
+use crate::lifecycle::generation::Carried;
 use crate::lifecycle::protocol::{Assignment, Order, Report, exit};
 use crate::lifecycle::stall::ProgressDeadline;
 use crate::lifecycle::{Generation, files};
@@ -155,8 +156,14 @@ fn live(options: &RankOptions, orders: &Orders) -> Result<Ending, TrainError> {
         }
         match in_generation(&options, &run, generation, trainer, orders, &reports)? {
             Left::Ended(ending) => return Ok(ending),
-            Left::Carries(it, assignment) => {
+            Left::Carries(mut it, assignment) => {
                 options = options.at(&assignment)?;
+                let next: Generation = read_json(&record(&options))?;
+                // It belongs to the generation before.
+                if next.carried.is_some_and(|it| it.rank == assignment.rank) {
+                    it.record_last_step()?;
+                    it.keep_metrics();
+                }
                 enter(&options, &reports)?;
                 trainer = Some(it);
             }
@@ -348,12 +355,7 @@ fn obey<'a>(
     end: impl FnOnce() -> Result<Left<'a>, TrainError>,
 ) -> Result<Left<'a>, TrainError> {
     match order {
-        Some(Order::Continue(assignment)) => {
-            if assignment.rank == 0 {
-                trainer.record_last_step()?;
-            }
-            return Ok(Left::Carries(trainer, assignment));
-        }
+        Some(Order::Continue(assignment)) => return Ok(Left::Carries(trainer, assignment)),
         Some(Order::Commit) => trainer.commit_alone()?,
         _ => {}
     }
@@ -657,10 +659,11 @@ fn meet(
             return Ok(Met::Ordered(order));
         }
         if orders.agent_is_gone().load(Ordering::Relaxed) {
-            // All ranks that have a state have that of rank 0.
-            let order = match options.rank {
-                0 => Order::Commit,
-                _ => Order::Stop,
+            // One of the states counts.
+            let counts = |carried: Carried| carried.rank == options.rank as u64;
+            let order = match generation.carried.is_some_and(counts) {
+                true => Order::Commit,
+                false => Order::Stop,
             };
             return Ok(Met::Ordered(order));
         }

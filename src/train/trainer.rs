@@ -41,6 +41,7 @@ use crate::telemetry::metrics::{self, Writer as MetricsWriter};
 use crate::telemetry::{
     CoordinateTestRecord, EvaluationRecord, Metric, NormTestRecord, StepRecord, now,
 };
+use crate::util::stderr;
 
 /// A step is reported as slow if it takes this many times the usual time.
 pub const STRAGGLER_FACTOR: f64 = 3.0;
@@ -558,6 +559,23 @@ impl Trainer<'_> {
             report(&Report::Step(step));
         }
         Ok(())
+    }
+
+    /// Beside what follows, copies the metrics of the generation that it leaves to the bucket: no checkpoint of it will.
+    pub fn keep_metrics(&self) {
+        let Some(bucket) = self.bucket.clone() else {
+            return;
+        };
+        let metrics = self.target().metrics();
+        let file = self.run_dir.join(&metrics);
+        std::thread::spawn(move || {
+            if let Err(error) = Bucket::patiently(|| bucket.upload(&file, &metrics)) {
+                stderr::line(format_args!(
+                    "{} is not in the bucket: {error}",
+                    file.display()
+                ));
+            }
+        });
     }
 
     /// The checkpoint of the present state.

@@ -50,9 +50,11 @@ fn survivors_of_a_loss_keep_their_processes_and_states() {
     // Every step is there once, also the last one of each lost rank 0.
     let steps: Vec<u64> = run.steps().into_keys().collect();
     assert_eq!(steps, (1..=200).collect::<Vec<u64>>());
-    for generation in [2, 3] {
-        let carried = &record(&run, generation)["carried"];
-        assert_eq!(carried["ranks"], if generation == 2 { 3 } else { 2 });
+    for (generation, carries) in [(2, json!([0, 2, 3])), (3, json!([1, 2]))] {
+        let record = record(&run, generation);
+        assert_eq!(record["members"][0]["carries"], carries);
+        let carried = &record["carried"];
+        assert_eq!(carried["from"], generation - 1);
         let state = run.state().unwrap();
         let row = &state["generations"][generation as usize - 1];
         assert_eq!(carried["samples"], row["start_samples"]);

@@ -163,6 +163,7 @@ fn job_of(world: u8) -> Membership {
     let members = (0..world).map(|member| Member {
         slot: member.into(),
         ranks: 1,
+        carries: Vec::new(),
         pod: Some(PodRef {
             name: format!("job-{member}-1"),
             uid: format!("uid-{member}"),

@@ -510,11 +510,12 @@ impl Hosts {
             let member = Member {
                 slot,
                 ranks,
+                carries: Vec::new(),
                 pod: None,
             };
             let gpus = host.gpus.iter().map(|gpu| gpu.id.clone());
             let gpus = match self.device {
-                DeviceKind::Cuda => gpus.take(usize::try_from(ranks).unwrap_or(0)).collect(),
+                DeviceKind::Cuda => gpus.collect(),
                 DeviceKind::Cpu => Vec::new(),
             };
             let share = Share {
@@ -539,12 +540,9 @@ impl Hosts {
         }
     }
 
-    /// The `gpu`-th GPU of a host does not work: no further rank takes it.
-    pub fn lose_gpu(&mut self, host: usize, gpu: usize) {
-        let gpus = &mut self.hosts[host].gpus;
-        if gpu < gpus.len() {
-            gpus.remove(gpu);
-        }
+    /// A GPU of a host does not work: no further rank takes it.
+    pub fn lose_gpu(&mut self, host: usize, gpu: &str) {
+        self.hosts[host].gpus.retain(|it| it.id != gpu);
     }
 
     /// Looks at all hosts, and calls those again that are lost and wanted. `wanted`: most ranks that the run may have.

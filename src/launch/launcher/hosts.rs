@@ -21,6 +21,7 @@ impl Launcher<'_> {
                     pod: None,
                     slot: 0,
                     ranks: world,
+                    carries: Vec::new(),
                 };
                 (vec![here], Vec::new())
             }

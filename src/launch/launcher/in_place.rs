@@ -5,10 +5,10 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::{Current, Launcher};
-use crate::host::Start;
+use crate::host::{Share, Start, gpus};
 use crate::launch::LaunchError;
-use crate::lifecycle::protocol::HeldState;
-use crate::lifecycle::{RankAction, Reason, rank_status};
+use crate::lifecycle::generation::Carried;
+use crate::lifecycle::{Member, RankAction, Reason, in_place, rank_status};
 use crate::plan::Reached;
 use crate::recipe::schema::spec::Strategy;
 use crate::train::preferences::Loss;
@@ -36,30 +36,61 @@ impl Launcher<'_> {
         }
     }
 
-    /// The ranks that continue in the world which is to be published, with what they hold; rank 0 first. None if new
-    /// processes start.
-    pub(super) fn carriers(&self, action: &RankAction) -> Vec<(u64, HeldState)> {
-        let Some(current) = self.current.as_ref().filter(|it| it.host.waits()) else {
-            return Vec::new();
-        };
+    /// The processes that continue in the world which is to be published. `None`: new ones start.
+    pub(super) fn continuation(&self, action: &RankAction) -> Option<Continuation> {
+        let current = self.current.as_ref().filter(|it| it.host.waits())?;
         let RankAction::Publish {
             world,
             reason: Reason::RankLost { .. } | Reason::Resized { .. } | Reason::Resumed,
             per_device_batch_size_limit: None,
         } = action
         else {
-            return Vec::new();
+            return None;
         };
-        let mut carriers = rank_status::carriers(current.host.statuses());
-        let world = usize::try_from(*world).unwrap_or(usize::MAX);
-        let newest = carriers.first().map(|(_, held)| held.samples);
-        let is_newest = newest.is_some_and(|samples| samples >= self.state.committed_samples());
-        let is_large_enough = carriers.len() >= world || self.takes_others();
-        if !current.host.can_carry_on() || !is_large_enough || !is_newest {
-            return Vec::new();
+        let host = &current.host;
+        let (members, shares) = self.members(*world);
+        let (members, carried) = in_place::continued(&host.record, host.statuses(), members)?;
+        let all = members.iter().all(|it| it.carries.len() as u64 == it.ranks);
+        // A host that brings files from a bucket may take longer than ranks wait.
+        let is_known = |member: &Member| !member.carries.is_empty();
+        let are_known = self.bucket_run.is_none() || members.iter().all(is_known);
+        let is_newest = carried.samples >= self.state.committed_samples();
+        let is_planned = self.reached().batch == Some(carried.batch);
+        let continues = is_newest && is_planned && are_known && (all || self.takes_others());
+        let continuation = Continuation {
+            members,
+            shares,
+            carried,
+        };
+        (host.can_carry_on() && continues).then_some(continuation)
+    }
+
+    /// The GPUs of all ranks of the next generation, in the order of the ranks. `shares`: those of other hosts, each with all
+    /// GPUs of the host; they keep those of their ranks.
+    pub(super) fn place_gpus(
+        &self,
+        earlier: Option<&Current>,
+        members: &[Member],
+        shares: &mut [Share],
+    ) -> Vec<String> {
+        let place = |member: &Member, all: &[String]| {
+            let mut gpus = match earlier {
+                Some(earlier) => earlier.gpus_for(member, all),
+                None => all.to_vec(),
+            };
+            gpus.truncate(usize::try_from(member.ranks).unwrap_or(usize::MAX));
+            gpus
+        };
+        if self.hosts.is_none() {
+            return members
+                .iter()
+                .flat_map(|it| place(it, &self.gpus))
+                .collect();
         }
-        carriers.truncate(world);
-        carriers
+        for (member, share) in members.iter().zip(&mut *shares) {
+            share.gpus = place(member, &share.gpus);
+        }
+        shares.iter().flat_map(|share| share.gpus.clone()).collect()
     }
 
     /// Whether a process without a state can become one of the ranks: what a reference model says of the data is agreed on
@@ -83,7 +114,9 @@ impl Launcher<'_> {
     /// they begin to stand by.
     pub(super) fn prepares(&mut self, towards: Option<u64>) -> Result<bool, LaunchError> {
         let (pauses, takes_others) = (self.pauses(), self.takes_others());
-        let Some(current) = self.current.as_mut().filter(|_| pauses && takes_others) else {
+        let here = self.hosts.is_none();
+        let Some(current) = (self.current.as_mut()).filter(|_| here && pauses && takes_others)
+        else {
             return Ok(false);
         };
         let host = &mut current.host;
@@ -145,16 +178,27 @@ impl Launcher<'_> {
     }
 }
 
+/// The processes that continue in the next generation.
+pub(super) struct Continuation {
+    pub members: Vec<Member>,
+    /// Those of other hosts.
+    pub shares: Vec<Share>,
+    pub carried: Carried,
+}
+
 impl Current {
-    /// The GPUs of a generation in which these ranks continue, of those that work: theirs, those of the processes that stand
-    /// by, and free ones.
-    pub(super) fn gpus_for(&self, ranks: &[(u64, HeldState)], all: &[String]) -> Vec<String> {
-        let local = |(rank, _): &(u64, HeldState)| usize::try_from(*rank).ok();
-        let theirs = ranks.iter().filter_map(|rank| self.gpus.get(local(rank)?));
-        let mut gpus: Vec<String> = theirs.chain(self.host.gpus_of_spares()).cloned().collect();
-        let free = all.iter().filter(|gpu| !self.gpus.contains(gpu));
-        let further: Vec<String> = free.filter(|gpu| !gpus.contains(gpu)).cloned().collect();
-        gpus.extend(further);
-        gpus
+    /// The GPUs of a member of the next generation, of those that work there: first those of its processes that continue or
+    /// stand by.
+    fn gpus_for(&self, member: &Member, all: &[String]) -> Vec<String> {
+        let local = |rank: u64| usize::try_from(rank).unwrap_or(usize::MAX);
+        let theirs = (member.carries.iter()).filter_map(|rank| self.gpus.get(local(*rank)));
+        let kept: Vec<String> = theirs.chain(self.host.gpus_of_spares()).cloned().collect();
+        let mut shares = self.host.record.shares();
+        let its = shares.find(|(_, before)| before.slot == member.slot);
+        let its = its.map_or(0..0, |(first, before)| {
+            local(first)..local(first + before.ranks)
+        });
+        let before = self.gpus.get(its).unwrap_or_default();
+        gpus::in_place(&kept, before, all)
     }
 }

@@ -1,0 +1,128 @@
+//! Which processes of a generation continue in the next one, and with whose state.
+
+use super::generation::{Carried, Generation, Member};
+use super::rank_status::{self, RankStatus};
+
+/// The members of the generation after `before`, with the processes that continue in it: those of the same host or pod with
+/// a complete state, the newest first. `None`: no process has one. `seen`: the statuses of the ranks of `before`.
+pub fn continued(
+    before: &Generation,
+    seen: &[RankStatus],
+    members: Vec<Member>,
+) -> Option<(Vec<Member>, Carried)> {
+    let carriers = rank_status::carriers(seen);
+    let members: Vec<Member> = (members.into_iter())
+        .map(|member| {
+            let here = |(_, old): &(u64, &Member)| old.slot == member.slot && old.pod == member.pod;
+            let old = before.shares().find(here);
+            let old = old.map_or(0..0, |(first, old)| first..first + old.ranks);
+            let ranks = carriers.iter().map(|(rank, _)| *rank);
+            let ranks = ranks.filter(|rank| old.contains(rank));
+            let most = usize::try_from(member.ranks).unwrap_or(usize::MAX);
+            Member {
+                carries: ranks.take(most).collect(),
+                ..member
+            }
+        })
+        .collect();
+    let place = |old: u64| {
+        let mut first = 0;
+        members.iter().find_map(|member| {
+            let local = member.carries.iter().position(|rank| *rank == old);
+            let rank = local.map(|local| first + local as u64);
+            first += member.ranks;
+            rank
+        })
+    };
+    let (rank, held) = (carriers.iter()).find_map(|(old, held)| Some((place(*old)?, *held)))?;
+    let carried = Carried {
+        from: before.number,
+        rank,
+        step: held.step,
+        samples: held.samples,
+        batch: held.batch,
+    };
+    Some((members, carried))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lifecycle::generation::testing::record;
+    use crate::lifecycle::protocol::{Ending, HeldState};
+    use crate::plan::{PlanRequest, plan};
+    use crate::recipe::{self, Request};
+
+    fn members(shares: &[(u64, u64)]) -> Vec<Member> {
+        let member = |(slot, ranks): &(u64, u64)| Member {
+            slot: *slot,
+            ranks: *ranks,
+            carries: Vec::new(),
+            pod: None,
+        };
+        shares.iter().map(member).collect()
+    }
+
+    /// A generation of these slots and ranks.
+    fn generation(shares: &[(u64, u64)]) -> Generation {
+        let recipe =
+            "per_device_train_batch_size: 4\nevenkeel: {objective: sft, batch: {gpus: 2}}\n";
+        let recipe = recipe::read_text(&Request::default(), recipe.to_owned()).unwrap();
+        record(
+            3,
+            members(shares),
+            plan(&recipe, &PlanRequest::gpus(2)).unwrap(),
+        )
+    }
+
+    fn waits(samples: u64) -> RankStatus {
+        RankStatus::carrying(HeldState {
+            step: samples / 8,
+            samples,
+            batch: 8,
+            whole: true,
+        })
+    }
+
+    fn killed() -> RankStatus {
+        RankStatus::ended(Ending::Signal(9))
+    }
+
+    fn carries(members: &[Member]) -> Vec<&[u64]> {
+        members.iter().map(|it| it.carries.as_slice()).collect()
+    }
+
+    #[test]
+    fn processes_stay_on_their_hosts_and_the_newest_state_counts_wherever_it_is() {
+        let before = generation(&[(0, 2), (1, 2), (2, 2)]);
+        // Rank 2 has taken a step that the others have not, and rank 4 is lost.
+        let seen = [
+            waits(16),
+            waits(16),
+            killed(),
+            waits(24),
+            killed(),
+            waits(16),
+        ];
+        let (next, carried) =
+            continued(&before, &seen, members(&[(0, 2), (1, 2), (2, 2)])).unwrap();
+        assert_eq!(carries(&next), [&[0, 1][..], &[3], &[5]]);
+        assert_eq!((carried.from, carried.rank, carried.samples), (3, 2, 24));
+        // Without the host that has it.
+        let (next, carried) = continued(&before, &seen, members(&[(0, 2), (2, 1)])).unwrap();
+        assert_eq!(carries(&next), [&[0, 1][..], &[5]]);
+        assert_eq!((carried.rank, carried.samples), (0, 16));
+        // Other hosts bring nothing.
+        assert_eq!(continued(&before, &seen, members(&[(3, 2)])), None);
+    }
+
+    #[test]
+    fn the_newest_processes_of_a_smaller_share_continue() {
+        let before = generation(&[(0, 4)]);
+        let seen = [waits(16), killed(), waits(24), waits(16)];
+        let (next, carried) = continued(&before, &seen, members(&[(0, 2)])).unwrap();
+        assert_eq!(carries(&next), [&[2, 0][..]]);
+        assert_eq!((carried.rank, carried.samples, carried.step), (0, 24, 3));
+        assert_eq!(continued(&before, &[killed()], members(&[(0, 2)])), None);
+    }
+}
