@@ -3,7 +3,8 @@
 
 Three nodes with a rank each train an 8.43 M parameter Llama at a global batch of 12 sequences of 64
 tokens (`recovery.json`). Then a node is cordoned, loses its power, or a rank is killed. One JSON line
-a trial, with where the seconds went, and the medians at the end.
+a trial, with where the seconds went, and the medians at the end. `idle` are the seconds between the last
+step of the old world and the begin of the first one of the new world, in which nothing is trained.
 
     cargo build --release
     NODE_GRACE=50s scripts/cluster-up.sh target/release/evenkeel
@@ -81,6 +82,17 @@ def rank():
     return 3, lambda: None
 
 
+def steps(generation):
+    path = next(volume.glob(f"**/gen-{generation}/metrics.jsonl"))
+    records = map(json.loads, path.read_text().splitlines())
+    return [record for record in records if record.get("kind") == "step"]
+
+
+def idle(generation):
+    before, first = steps(generation - 1)[-1], steps(generation)[0]
+    return round(first["time"] - first["seconds"] - before["time"], 2)
+
+
 def trial(how):
     before = trains(3)
     steps = before["progress"]["step"]
@@ -100,7 +112,7 @@ def trial(how):
     marks[2] = marks[3] if marks[2] is None else marks[2]
     seconds = dict(zip(STAGES, (round(b - a, 2) for a, b in zip(marks, marks[1:]))))
     total = round(marks[-1] - marks[0], 2)
-    return dict(what=how.__name__, seconds=total, formula=change["formula"], **seconds)
+    return dict(what=how.__name__, seconds=total, idle=idle(generation), formula=change["formula"], **seconds)
 
 
 volume = pathlib.Path(tempfile.mkdtemp())
@@ -128,7 +140,7 @@ try:
         for _ in range(a.trials):
             trials.append(trial(how))
             print(json.dumps(trials[-1]), flush=True)
-        medians = {key: statistics.median(t[key] for t in trials) for key in ["seconds", *STAGES]}
+        medians = {key: statistics.median(t[key] for t in trials) for key in ["seconds", "idle", *STAGES]}
         print(json.dumps(dict(what=f"{how.__name__}, median of {a.trials}", **medians)), flush=True)
 finally:
     kubectl("delete", "tj", NAME, "--timeout=60s")

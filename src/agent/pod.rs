@@ -7,6 +7,7 @@
 mod begin;
 mod contact;
 mod heard;
+mod standby;
 mod waiting;
 
 #[cfg(test)]
@@ -33,6 +34,7 @@ use super::bucket_run::BucketRun;
 use super::later::Search;
 use super::mirror::Mirror;
 use contact::{Contact, ContactSource};
+use standby::Standby;
 use waiting::Waiting;
 
 /// Longest time between two passes of the loop.
@@ -66,6 +68,8 @@ pub struct PodAgent {
     inspected: Option<Instant>,
     /// The generation whose ranks were started here.
     current: Option<HostGeneration>,
+    /// What waits to join a world.
+    standby: Option<Standby>,
     /// Copies its external trainer's checkpoints to the bucket.
     mirror: Option<Mirror>,
     pace: Pace,
@@ -93,6 +97,8 @@ impl PodAgent {
             job: identity.job.clone(),
             pod: identity.pod.clone(),
             devices: identity.devices,
+            continues: true,
+            prepares: true,
             ..AgentState::default()
         };
         let mut agent = PodAgent {
@@ -115,6 +121,7 @@ impl PodAgent {
             pause: None,
             inspected: None,
             current: None,
+            standby: None,
             mirror: None,
             pace: Pace::default(),
             retention: Retention::default(),
@@ -243,16 +250,24 @@ impl PodAgent {
             return;
         }
         let Some(job) = self.job.clone() else { return };
+        let published = job.generation.as_ref();
+        let joins = published.is_some_and(|wanted| {
+            let record = &wanted.record;
+            wanted.outcome.is_none() && record.ranks_of_pod(&self.identity.pod).is_none()
+        });
+        if !joins {
+            self.show_standby();
+        }
         if self.gone.is_some_and(|since| since.elapsed() >= job.drain)
             && let Some(current) = &mut self.current
         {
             // No kubelet ends the pods of a job that was deleted with `--cascade=orphan`.
             current.fence();
         }
-        let published = job.generation.as_ref();
         if let (Some(wanted), Some(current)) = (published, &mut self.current)
             && current.record.number < wanted.record.number
             && !current.has_ended()
+            && (wanted.outcome.is_some() || !current.continues_in(&wanted.record))
         {
             // The world continues without these ranks. What they commit until their end must be found by the search.
             current.fence();
@@ -276,7 +291,11 @@ impl PodAgent {
             current.fence();
             return;
         }
-        current.set_draining(wanted.drain);
+        if wanted.drain && wanted.pause {
+            current.pause();
+        } else {
+            current.set_draining(wanted.drain);
+        }
         if let Some(after) = wanted.after_loss {
             current.settle(after.commit);
         }

@@ -380,6 +380,9 @@ pub struct Current {
     /// True: the ranks agree on a step, commit a checkpoint and leave.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub drain: bool,
+    /// With `drain`: the ranks wait in place of a commit, to continue in the next generation with their processes.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub pause: bool,
     /// Why the ranks leave, for example the cordoned node; the history of the next generation has it.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = MESSAGE))]

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
+use super::gpus;
 use super::program::{ExternalProgram, Start};
 use super::ranks::{Event, News, RankGroup, Ranks, STANDING_BY};
 use super::remote::{Gate, RemoteRanks, Share};
@@ -28,6 +29,8 @@ pub struct HostGeneration {
     pub external: Option<Arc<ExternalCall>>,
     /// The first rank on this host.
     first: u64,
+    /// The GPU of each rank on this host; empty if the ranks compute on the CPU.
+    gpus: Vec<String>,
     ranks: Vec<Box<dyn RankGroup + Send>>,
     /// One status for each rank on this host.
     statuses: Vec<RankStatus>,
@@ -157,6 +160,7 @@ impl HostGeneration {
         HostGeneration {
             record: generation.clone(),
             first,
+            gpus: start.gpus.to_vec(),
             ranks,
             statuses: vec![RankStatus::default(); usize::try_from(count).unwrap_or(0)],
             silence: match external {
@@ -245,6 +249,11 @@ impl HostGeneration {
         Ok(())
     }
 
+    /// The same, whose processes that stand by are numbered from here on.
+    pub fn with_spares_from(self, next_spare: u64) -> HostGeneration {
+        HostGeneration { next_spare, ..self }
+    }
+
     /// Ends the processes that stand by.
     pub fn dismiss(&mut self) {
         for spare in self.spares.drain(..) {
@@ -275,6 +284,23 @@ impl HostGeneration {
     /// Whether its processes can continue in another generation: those of the built-in trainer.
     pub fn can_carry_on(&self) -> bool {
         self.external.is_none()
+    }
+
+    /// Whether processes of this host continue in another generation.
+    pub fn continues_in(&self, next: &Generation) -> bool {
+        let is_next = next.carried.is_some_and(|it| it.from == self.record.number);
+        let ranks = self.ranks();
+        let mut carried = next.members.iter().flat_map(|member| &member.carries);
+        is_next && self.can_carry_on() && carried.any(|rank| ranks.contains(rank))
+    }
+
+    /// The GPUs of the ranks on this host that start or continue in another generation from the rank `first` on: first those
+    /// of processes that continue or stand by. `all`: those that work.
+    pub fn gpus_in(&self, next: &Generation, first: u64, all: &[String]) -> Vec<String> {
+        let gpu = |rank: &u64| self.gpus.get(self.local(*rank)?);
+        let kept = next.carries(first).iter().filter_map(gpu);
+        let kept: Vec<String> = kept.chain(self.gpus_of_spares()).cloned().collect();
+        gpus::in_place(&kept, &self.gpus, all)
     }
 
     /// The statuses of the ranks on this host.

@@ -36,6 +36,10 @@ pub struct AgentState {
     pub pod: String,
     /// Devices on which it can start ranks.
     pub devices: u64,
+    /// Whether its ranks can continue in another generation with their processes. Agents of earlier versions cannot.
+    pub continues: bool,
+    /// It is not ready to join a world: it does not know its job yet, or starts processes for that.
+    pub prepares: bool,
     /// The last generation whose ranks it started; 0 before the first.
     pub generation: u64,
     /// First rank of this agent.

@@ -4,7 +4,8 @@ use super::generation::{Carried, Generation, Member};
 use super::rank_status::{self, RankStatus};
 
 /// The members of the generation after `before`, with the processes that continue in it: those of the same host or pod with
-/// a complete state, the newest first. `None`: no process has one. `seen`: the statuses of the ranks of `before`.
+/// a complete state, the newest first. `None`: no process has one, or new ones cannot take it. `seen`: the statuses of the
+/// ranks of `before`.
 pub fn continued(
     before: &Generation,
     seen: &[RankStatus],
@@ -35,6 +36,10 @@ pub fn continued(
         })
     };
     let (rank, held) = (carriers.iter()).find_map(|(old, held)| Some((place(*old)?, *held)))?;
+    let are_all = members.iter().all(|it| it.carries.len() as u64 == it.ranks);
+    if !are_all && !held.joinable {
+        return None;
+    }
     let carried = Carried {
         from: before.number,
         rank,
@@ -81,6 +86,7 @@ mod tests {
             samples,
             batch: 8,
             whole: true,
+            joinable: true,
         })
     }
 
@@ -112,6 +118,14 @@ mod tests {
         let (next, carried) = continued(&before, &seen, members(&[(0, 2), (2, 1)])).unwrap();
         assert_eq!(carries(&next), [&[0, 1][..], &[5]]);
         assert_eq!((carried.rank, carried.samples), (0, 16));
+        // A new process could not take what the others hold.
+        let alone = |mut seen: RankStatus| {
+            seen.kept.iter_mut().for_each(|held| held.joinable = false);
+            seen
+        };
+        let seen = seen.map(alone);
+        assert_eq!(continued(&before, &seen, members(&[(0, 2), (1, 2)])), None);
+        assert!(continued(&before, &seen, members(&[(0, 2), (1, 1)])).is_some());
         // Other hosts bring nothing.
         assert_eq!(continued(&before, &seen, members(&[(3, 2)])), None);
     }

@@ -49,6 +49,8 @@ pub struct PlacementInput<'a> {
     pub members: &'a [Slot],
     /// Ranks of the newest generation.
     pub ranks: Ranks,
+    /// Some of these ranks wait to continue in the next generation with their processes.
+    pub waits: bool,
     /// `spec.suspend`.
     pub suspend: bool,
     /// Message that the job has reached its active deadline: it ends once its ranks have left.
@@ -61,7 +63,8 @@ pub struct PlacementInput<'a> {
     pub attempts: u32,
     /// Start of the period in which a larger world is possible, seconds since the Unix epoch.
     pub scale_up_pending_since: Option<f64>,
-    /// Start of the current placement of pods, seconds since the Unix epoch.
+    /// Start of the current placement of pods, seconds since the Unix epoch; while a generation runs, of those that take the
+    /// place of others.
     pub placement_since: Option<f64>,
     /// Seconds for which a larger world must be possible before a scale-up.
     pub scale_up_delay: f64,
@@ -89,7 +92,9 @@ pub enum PodState {
     Pending,
     /// Its agent answers and has the GPUs that the plan needs.
     Ready,
-    /// It runs and will end soon: its node is cordoned or tainted, or it is being deleted.
+    /// It runs on a cordoned node, and leaves it when other pods can take its place.
+    Cordoned,
+    /// It runs and will end soon: its node is tainted, or it is being deleted.
     Leaving,
     /// It was created before an edit of the job's image or `podTemplate`.
     Outdated,
@@ -215,7 +220,21 @@ impl PlacementInput<'_> {
             |limit: f64| scale_up_pending_since.is_some_and(|since| self.now - since >= limit);
         let mut attempts = self.attempts;
         let mut slots = members.clone();
-        if let Some(target) = larger {
+        let cordoned = || {
+            members
+                .iter()
+                .filter(|slot| *self.pod(**slot) == PodState::Cordoned)
+        };
+        let replaced = u32::try_from(cordoned().count()).unwrap_or(u32::MAX);
+        let replacing = self.replacements(&members, replaced);
+        let placement_since = (replacing > 0).then(|| self.placement_since.unwrap_or(self.now));
+        if replacing > 0 {
+            let most = now + replacing;
+            self.keep_pods(&mut slots, most);
+            if self.now >= self.no_pod_before {
+                self.add_pods(&mut slots, most, &mut attempts);
+            }
+        } else if let Some(target) = larger {
             // Pods under way may still become ready; new ones are made only after the delay.
             self.keep_pods(&mut slots, target);
             if pending_for(self.scale_up_delay) && self.now >= self.no_pod_before {
@@ -232,12 +251,20 @@ impl PlacementInput<'_> {
         }
         // Running pods may hold more devices than the nodes still advertise.
         let ready = u32::try_from(ready).unwrap_or(u32::MAX).min(self.placeable);
+        // They train on while the pods for their ranks start.
+        let is_overdue = placement_since.is_some_and(|since| self.now - since >= self.placement);
+        let has_replacements = replacing > 0 && arrived == slots.len() - members.len();
+        let ready = if replacing > 0 && !(has_replacements || is_overdue) {
+            ready + replaced
+        } else {
+            ready
+        };
         // An edit takes effect at once: new pods replace the outdated ones.
         let outdated = members
             .iter()
             .any(|slot| *self.pod(*slot) == PodState::Outdated);
         let action = match self.decide(ready) {
-            _ if outdated => RankAction::Drain,
+            _ if outdated || has_replacements => RankAction::Drain,
             RankAction::Drain => RankAction::Drain,
             RankAction::CancelDrain => RankAction::CancelDrain,
             _ => RankAction::Keep,
@@ -245,10 +272,23 @@ impl PlacementInput<'_> {
         Placement {
             attempts,
             scale_up_pending_since,
-            placement_since: None,
+            placement_since,
             action: PlacementAction::Ranks(action),
             slots,
         }
+    }
+
+    /// How many pods take the place of members on cordoned nodes (`replaced` of them): as many as the next world has
+    /// besides the other members. They are not worth a wait if another member leaves.
+    fn replacements(&self, members: &[Slot], replaced: u32) -> u32 {
+        let stays = |slot: &&Slot| self.is_ready(**slot);
+        let staying = u32::try_from(members.iter().filter(stays).count()).unwrap_or(u32::MAX);
+        let all = u32::try_from(members.len()).unwrap_or(u32::MAX);
+        if replaced == 0 || self.stops() || staying + replaced != all {
+            return 0;
+        }
+        let next = self.nodes(self.pool.min(self.placeable)).unwrap_or(0);
+        next.min(all).saturating_sub(staying)
     }
 
     /// Decides while no generation runs: release slots that the next one does not need, fill the
@@ -285,7 +325,8 @@ impl PlacementInput<'_> {
             placement_since: Some(placement_since),
             action: PlacementAction::Place,
         };
-        if !(all || late) || self.now < self.not_before {
+        // Ranks that wait train on without the pods that are under way, and with them as a larger world.
+        if !(all || late || self.waits) || self.now < self.not_before {
             return decision;
         }
         if let RankAction::Publish {
@@ -410,6 +451,7 @@ mod tests {
         slots: Vec<SlotState>,
         members: Vec<Slot>,
         ranks: Ranks,
+        waits: bool,
         attempts: u32,
         scale_up_pending_since: Option<f64>,
         placement_since: Option<f64>,
@@ -425,8 +467,10 @@ mod tests {
         Pause(f64),
         Desired(u32),
         Suspend(bool),
+        Waits(bool),
         Ready(usize),
         Leave(usize),
+        Cordon(usize),
         Edit,
         Lose(usize),
         RanksEnd(u8),
@@ -440,8 +484,10 @@ mod tests {
             (0.0..60.0f64).prop_map(PoolEvent::Pause),
             (0..6u32).prop_map(PoolEvent::Desired),
             any::<bool>().prop_map(PoolEvent::Suspend),
+            any::<bool>().prop_map(PoolEvent::Waits),
             (0..6usize).prop_map(PoolEvent::Ready),
             (0..6usize).prop_map(PoolEvent::Leave),
+            (0..6usize).prop_map(PoolEvent::Cordon),
             Just(PoolEvent::Edit),
             (0..6usize).prop_map(PoolEvent::Lose),
             (0..3u8).prop_map(PoolEvent::RanksEnd),
@@ -462,6 +508,7 @@ mod tests {
                 slots: Vec::new(),
                 members: Vec::new(),
                 ranks: Ranks::None { resuming: false },
+                waits: false,
                 attempts: 0,
                 scale_up_pending_since: None,
                 placement_since: None,
@@ -486,6 +533,7 @@ mod tests {
                 slots: &self.slots,
                 members: &self.members,
                 ranks: self.ranks.clone(),
+                waits: self.waits,
                 suspend: self.suspend,
                 overdue: None,
                 restarts_left: 1000,
@@ -584,8 +632,12 @@ mod tests {
                 PoolEvent::Pause(seconds) => self.no_pod_before = self.now + seconds,
                 PoolEvent::Desired(nodes) => self.desired = *nodes,
                 PoolEvent::Suspend(suspend) => self.suspend = *suspend,
+                PoolEvent::Waits(waits) => self.waits = *waits,
                 PoolEvent::Ready(nth) => self.change_pod(*nth, PodState::Pending, PodState::Ready),
                 PoolEvent::Leave(nth) => self.change_pod(*nth, PodState::Ready, PodState::Leaving),
+                PoolEvent::Cordon(nth) => {
+                    self.change_pod(*nth, PodState::Ready, PodState::Cordoned);
+                }
                 PoolEvent::Edit => {
                     for nth in 0..self.slots.len() {
                         self.change_pod(nth, PodState::Ready, PodState::Outdated);
@@ -660,6 +712,7 @@ mod tests {
                     }
                     // Nodes of the pool remain.
                     simulation.change_pod(nth, PodState::Leaving, PodState::Ready);
+                    simulation.change_pod(nth, PodState::Cordoned, PodState::Ready);
                 }
                 simulation.end_ranks(1);
                 simulation.now += SCALE_UP_DELAY;
@@ -705,6 +758,54 @@ mod tests {
             }
         }
         simulation
+    }
+
+    #[test]
+    fn members_on_cordoned_nodes_train_until_other_pods_can_take_their_place() {
+        let mut simulation = settled(3);
+        simulation.apply(&PoolEvent::Cordon(1));
+        let members = simulation.members.clone();
+        let left = members[1];
+        // Another node has room.
+        simulation.reconcile();
+        assert_eq!(simulation.slots.len(), 4);
+        let runs = |draining| Ranks::Running { world: 6, draining };
+        assert_eq!(simulation.ranks, runs(false));
+        simulation.change_pod(3, PodState::Pending, PodState::Ready);
+        simulation.reconcile();
+        assert_eq!(
+            (&simulation.members, &simulation.ranks),
+            (&members, &runs(true))
+        );
+        simulation.end_ranks(1);
+        simulation.reconcile();
+        assert_eq!(
+            (simulation.members.len(), &simulation.ranks),
+            (3, &runs(false))
+        );
+        assert!(!simulation.members.contains(&left));
+        // No node has room: the others continue without it.
+        simulation.apply(&PoolEvent::Cordon(0));
+        simulation.pool = 2;
+        simulation.reconcile();
+        assert_eq!(
+            (simulation.slots.len(), &simulation.ranks),
+            (3, &runs(true))
+        );
+    }
+
+    #[test]
+    fn a_pod_that_does_not_start_keeps_no_member_on_a_cordoned_node() {
+        let mut simulation = settled(3);
+        simulation.apply(&PoolEvent::Cordon(1));
+        simulation.reconcile();
+        simulation.now += PLACEMENT;
+        simulation.reconcile();
+        let drains = Ranks::Running {
+            world: 6,
+            draining: true,
+        };
+        assert_eq!(simulation.ranks, drains);
     }
 
     #[test]

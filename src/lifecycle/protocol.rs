@@ -194,6 +194,9 @@ pub struct HeldState {
     pub batch: u64,
     /// Whether the state is complete, so that the rank can commit it alone.
     pub whole: bool,
+    /// Whether a process without a state can take it and train on.
+    #[serde(default)]
+    pub joinable: bool,
 }
 
 /// End of a rank's process.

@@ -596,6 +596,7 @@ mod tests {
             samples,
             batch: 8,
             whole: true,
+            joinable: true,
         }
     }
 

@@ -7,6 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use crate::api::condition::ConditionReason;
 use crate::lifecycle::agent_state::{self, AgentState, LaterGeneration, Problem};
 use crate::lifecycle::generation::{CheckpointRef, LARGEST_COUNT};
+use crate::lifecycle::protocol::HeldState;
 use crate::lifecycle::{ExternalCheckpoint, Generation, files};
 use crate::plan::MAX_BATCH;
 use crate::telemetry::StepRecord;
@@ -174,6 +175,8 @@ impl Published<'_> {
                 job: state.job,
                 pod: state.pod,
                 devices: state.devices,
+                continues: state.continues,
+                prepares: state.prepares,
                 problem: state.problem,
                 waiting_for: state.waiting_for,
                 log_tail: state.log_tail,
@@ -186,6 +189,11 @@ impl Published<'_> {
         let world = record.world();
         for rank in &mut state.ranks {
             rank.loss.take_if(|loss| loss.rank >= world);
+            let doubtful = |held: &mut HeldState| !self.may_be_held(held, record);
+            rank.kept.take_if(doubtful);
+            if let Some(loss) = &mut rank.loss {
+                loss.held.take_if(doubtful);
+            }
         }
         // Another member may have committed a newer one.
         let newest = self.checkpoint.map_or(0, |newest| newest.samples);
@@ -246,6 +254,12 @@ impl Published<'_> {
             && committed.path == path
             && is_plausible_reference(committed)
             && self.may_be_reached(committed.samples, record)
+    }
+
+    fn may_be_held(&self, held: &HeldState, record: &Generation) -> bool {
+        held.step <= held.samples
+            && held.batch <= MAX_BATCH
+            && self.may_be_reached(held.samples, record)
     }
 
     fn may_be_reached(&self, samples: u64, record: &Generation) -> bool {

@@ -117,6 +117,7 @@ impl Reconciliation<'_> {
             slots: &cluster.slots,
             members: &members,
             ranks: status::ranks(status),
+            waits: Reconciliation::waits(status, cluster),
             suspend: job.spec.suspend,
             overdue: self.overdue(status).map(|overdue| overdue.message),
             restarts_left: job.spec.budgets.restarts.saturating_sub(restarts).into(),

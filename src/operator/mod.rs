@@ -16,6 +16,7 @@ mod decide;
 mod error;
 mod events;
 mod faults;
+mod in_place;
 mod keys;
 mod leader;
 mod leases;

@@ -376,7 +376,8 @@ impl ClusterState {
             format!("a rank made no progress on node {node_name}")
         } else if standing == Standing::Cordoned && job.spec.elasticity.on_cordon == OnCordon::Drain
         {
-            format!("node {node_name} is cordoned")
+            let message = format!("node {node_name} is cordoned");
+            return (PodState::Cordoned, Some(message));
         } else if let Standing::Tainted(taint) = standing {
             format!("node {node_name} is tainted {taint}")
         } else {
@@ -385,7 +386,9 @@ impl ClusterState {
             let devices = agent.map_or(0, |agent| agent.devices);
             let enough = agent.is_some() && devices >= u64::from(job.spec.gpus_per_node);
             // A member counts as ready until it is lost.
-            let ready = member.is_some() || (answers && enough && problem.is_none());
+            let prepares = agent.is_some_and(|agent| agent.prepares);
+            let can_join = answers && enough && problem.is_none() && !prepares;
+            let ready = member.is_some() || can_join;
             let how = if ready {
                 PodState::Ready
             } else {

@@ -8,7 +8,7 @@ use super::pace::back_off;
 use crate::api::TrainingJob;
 use crate::api::status::{Current, PodFailures, TrainingJobStatus};
 use crate::lifecycle::Outcome;
-use crate::lifecycle::rank_status::{self, ANSWER, COMMIT, Fault};
+use crate::lifecycle::rank_status::{self, ANSWER, COMMIT, Fault, RankStatus};
 use crate::util::time::{micro_time, seconds};
 
 /// First pause after a failure, seconds; it doubles with each failure.
@@ -18,17 +18,19 @@ pub const LONGEST_BACK_OFF: f64 = 300.0;
 
 /// The outcome of the newest generation; `None` while its ranks may still report or commit.
 ///
-/// `waited`: seconds since the cause of the change. `smaller`: the next micro-batch after an out-of-memory error.
+/// `ranks`: those of the generation. `waited`: seconds since the cause of the change. `smaller`: the next micro-batch after an
+/// out-of-memory error.
 pub fn decide(
     job: &TrainingJob,
     current: &Current,
     cluster: &ClusterState,
+    ranks: &[RankStatus],
     waited: f64,
     smaller: impl FnMut() -> Option<u64>,
 ) -> Option<Outcome> {
     let micro_batch = current.record.plan.per_device_batch_size;
     // The agents report kills for memory as out-of-memory errors.
-    let of_ranks = rank_status::outcome(&cluster.ranks, micro_batch, smaller, || false);
+    let of_ranks = rank_status::outcome(ranks, micro_batch, smaller, || false);
     match of_ranks {
         Some(outcome) => Some(without_lost_member(outcome, cluster)),
         None => timed_out(job, current, cluster, waited),
@@ -254,7 +256,14 @@ mod tests {
         let (job, mut current) = (cluster.job(), cluster.status().generation.unwrap());
         let mut observed = cluster.observed();
         let decide = |current: &Current, observed: &ClusterState, waited: u32| {
-            decide(&job, current, observed, waited.into(), || None)
+            decide(
+                &job,
+                current,
+                observed,
+                &observed.ranks,
+                waited.into(),
+                || None,
+            )
         };
         assert_eq!(
             decide(&current, &observed, 100_000),
@@ -289,7 +298,7 @@ mod tests {
             cluster.agent(pod, json!({}));
         }
         let observed = cluster.observed();
-        let outcome = decide(&job, &current, &observed, 0.0, || None);
+        let outcome = decide(&job, &current, &observed, &observed.ranks, 0.0, || None);
         assert_eq!(outcome, Some(Outcome::Drained));
     }
 
@@ -300,7 +309,9 @@ mod tests {
         cluster.ranks(|_| json!({"ending": {"code": 3}}));
         cluster.remove_node("b");
         let observed = cluster.observed();
-        let of = |observed: &ClusterState| decide(&job, &current, observed, 0.0, || None);
+        let of = |observed: &ClusterState| {
+            decide(&job, &current, observed, &observed.ranks, 0.0, || None)
+        };
         assert!(
             matches!(of(&observed), Some(Outcome::Failed { .. })),
             "its rank has ended before"

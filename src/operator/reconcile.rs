@@ -173,7 +173,9 @@ impl Reconciliation<'_> {
             })
         };
         let (later, excluded) = (status.later_generation, status.excluded_nodes.len());
-        let status = self.with_observed(status, &cluster, smaller);
+        let status = self.with_observed(status, &cluster);
+        let left = self.left(&status, &cluster);
+        let status = self.with_outcome(status, &cluster, &cluster.ranks, smaller);
         let later = status.later_generation.filter(|it| Some(*it) != later);
         let restored = later.map(|later| status::restored_message(&status, later));
         let cluster = if status.excluded_nodes.len() > excluded {
@@ -184,6 +186,7 @@ impl Reconciliation<'_> {
         };
         let observed = Observed {
             status,
+            left,
             cluster,
             restored,
         };
@@ -218,6 +221,18 @@ impl Reconciliation<'_> {
         } else {
             observed
         };
+        let (cluster, left) = (&observed.cluster, observed.left.as_ref());
+        let planned = match left {
+            None => planned,
+            Some(left) => match self.decide(left, cluster, planned, &feasible) {
+                Ok(decision) if self.continues(left, &decision.placement, cluster) => {
+                    let status = left.clone();
+                    return Ok((Observed { status, ..observed }, decision));
+                }
+                Ok(decision) => decision.planned,
+                Err(unplanned) => return Err(observed.stopped(unplanned)),
+            },
+        };
         match self.decide(&observed.status, &observed.cluster, planned, &feasible) {
             Ok(decision) => Ok((observed, decision)),
             Err(unplanned) => Err(observed.stopped(unplanned)),
@@ -240,6 +255,7 @@ impl Reconciliation<'_> {
             status,
             cluster,
             restored,
+            ..
         } = observed;
         let Decision {
             placement,
@@ -445,6 +461,8 @@ impl Reconciliation<'_> {
 struct Observed {
     /// The status with it.
     status: TrainingJobStatus,
+    /// The same as if the ranks that wait had left, if they may continue in the next generation.
+    left: Option<TrainingJobStatus>,
     cluster: ClusterState,
     /// Message that the API server was restored from an older copy of its data.
     restored: Option<String>,
@@ -455,6 +473,7 @@ impl Observed {
     fn of(status: TrainingJobStatus) -> Observed {
         Observed {
             status,
+            left: None,
             cluster: ClusterState::default(),
             restored: None,
         }

@@ -385,6 +385,7 @@ mod tests {
                     world: job.spec.nodes.into(),
                     draining: false,
                 },
+                waits: false,
                 suspend: false,
                 overdue: None,
                 restarts_left: 3,

@@ -111,16 +111,13 @@ impl Reconciliation<'_> {
         })
     }
 
-    /// The status with the observed state.
-    ///
-    /// `smaller(plan, batch)`: the largest feasible micro-batch below that of `plan` for the global batch `batch`.
+    /// The status with the observed state, without an end of the generation.
     pub fn with_observed(
         &self,
         status: TrainingJobStatus,
         cluster: &ClusterState,
-        mut smaller: impl FnMut(&Plan, u64) -> Option<u64>,
     ) -> TrainingJobStatus {
-        let Reconciliation { job, now, .. } = *self;
+        let now = self.now;
         let status = with_checkpoints(status, cluster, now);
         let status = match cluster.ended_early.first() {
             Some(last) => TrainingJobStatus {
@@ -133,7 +130,21 @@ impl Reconciliation<'_> {
             Some(later) => with_later(status, later, now),
             None => status,
         };
-        let status = with_progress(status, cluster);
+        with_progress(status, cluster)
+    }
+
+    /// The status with the end of the generation, if its ranks have ended, and with what those do that wait for an order.
+    ///
+    /// `ranks`: those of the generation. `smaller(plan, batch)`: the largest feasible micro-batch below that of `plan` for the
+    /// global batch `batch`.
+    pub fn with_outcome(
+        &self,
+        status: TrainingJobStatus,
+        cluster: &ClusterState,
+        ranks: &[RankStatus],
+        mut smaller: impl FnMut(&Plan, u64) -> Option<u64>,
+    ) -> TrainingJobStatus {
+        let Reconciliation { job, now, .. } = *self;
         let Some(current) = running(&status) else {
             return status;
         };
@@ -148,12 +159,13 @@ impl Reconciliation<'_> {
             .map_or(0.0, |since| now - seconds(since));
         let settled = || {
             let waited = Duration::from_secs_f64(waited.max(0.0));
-            in_trouble && rank_status::is_settled(&cluster.ranks, waited)
+            let is_settled = in_trouble && rank_status::is_settled(ranks, waited);
+            is_settled || rank_status::is_paused(ranks)
         };
         let current = Current {
             after_loss: current.after_loss.or_else(|| {
                 settled().then(|| AfterLoss {
-                    commit: rank_status::committer(&cluster.ranks, samples(&status.checkpoint)),
+                    commit: rank_status::committer(ranks, samples(&status.checkpoint)),
                 })
             }),
             ..current.clone()
@@ -161,7 +173,9 @@ impl Reconciliation<'_> {
         let plan = &current.record.plan;
         let checkpoint = status.checkpoint.as_ref();
         let batch = checkpoint.map_or(plan.global_batch_size, |checkpoint| checkpoint.batch);
-        let outcome = outcome::decide(job, &current, cluster, waited, || smaller(plan, batch));
+        let outcome = outcome::decide(job, &current, cluster, ranks, waited, || {
+            smaller(plan, batch)
+        });
         let Some(outcome) = outcome else {
             return TrainingJobStatus {
                 rescale_since,
@@ -177,7 +191,7 @@ impl Reconciliation<'_> {
             restart_not_before,
         } = outcome::count(&status, outcome, killed, job.spec.budgets.restarts, now);
         let stalled = if job.spec.on_stall == OnStall::ExcludeNode {
-            stalled_nodes(&current, &cluster.ranks)
+            stalled_nodes(&current, ranks)
         } else {
             Vec::new()
         };
@@ -270,17 +284,18 @@ impl Reconciliation<'_> {
                     let why_leaving = cluster.reasons.values().next();
                     why_leaving.cloned().unwrap_or_default()
                 };
+                let pause = self.pauses(&status, cluster);
                 TrainingJobStatus {
                     phase: Phase::Draining,
                     message: cause.clone(),
                     rescale_since: Some(since(status.rescale_since.as_ref(), now)),
-                    generation: draining(status.generation, Some(cause)),
+                    generation: draining(status.generation, Some(cause), pause),
                     ..status
                 }
             }
             RankAction::CancelDrain => TrainingJobStatus {
                 phase: Phase::Running,
-                generation: draining(status.generation, None),
+                generation: draining(status.generation, None, false),
                 ..status
             },
             RankAction::Publish {
@@ -414,10 +429,14 @@ impl Reconciliation<'_> {
         };
         let newest = status.number().max(status.later_generation);
         let number = newest.map_or(1, |newest| newest + 1);
+        let before = status.generation.as_ref();
+        let (members, carried) = match self.continued(&status, cluster, &members) {
+            Some((members, carried)) => (members, Some(carried)),
+            None => (members, None),
+        };
         let first = members.first().and_then(|member| member.pod.as_ref());
         let host = first.map_or_else(String::new, |pod| pod.ip.clone());
         let offset = u16::try_from(number % u64::from(build::MASTER_PORTS)).unwrap_or(0);
-        let before = status.generation.as_ref();
         let record = Generation {
             job: job.uid().unwrap_or_default(),
             number,
@@ -430,7 +449,7 @@ impl Reconciliation<'_> {
                 host,
                 port: build::MASTER_PORT + offset,
             },
-            carried: None,
+            carried,
             created: now,
         };
         let change = rescale(&record, before, status.rescale_since.as_ref(), now);
@@ -453,6 +472,7 @@ impl Reconciliation<'_> {
                 record,
                 command,
                 drain: false,
+                pause: false,
                 drain_cause: String::new(),
                 after_loss: None,
                 outcome: None,
@@ -463,7 +483,7 @@ impl Reconciliation<'_> {
     }
 
     /// The members of a generation in these slots. `None`: a pod lacks a field of a member.
-    fn members_in(&self, slots: &[Slot], cluster: &ClusterState) -> Option<Vec<Member>> {
+    pub fn members_in(&self, slots: &[Slot], cluster: &ClusterState) -> Option<Vec<Member>> {
         let name = self.job.name_any();
         let member = |slot: &Slot| {
             let pod = cluster.pods.get(&slot.pod(&name))?;
@@ -608,10 +628,12 @@ fn running(status: &TrainingJobStatus) -> Option<&Current> {
     current.filter(|current| current.outcome.is_none())
 }
 
-/// The generation, ordered to drain or not.
-fn draining(generation: Option<Current>, cause: Option<String>) -> Option<Current> {
+/// The generation, ordered to drain or not. `pause`: its ranks wait then.
+fn draining(generation: Option<Current>, cause: Option<String>, pause: bool) -> Option<Current> {
     generation.map(|current| Current {
         drain: cause.is_some(),
+        // A drain is not changed once it is ordered.
+        pause: if current.drain { current.pause } else { pause },
         drain_cause: cause.unwrap_or_default(),
         ..current
     })

@@ -31,7 +31,8 @@ pub fn bring(
     if !bring_run(bucket, run, mine)? {
         return Ok(Brought::Unprepared);
     }
-    if let Some(start) = &record.start {
+    // Ranks that continue bring a newer state.
+    if let Some(start) = record.start.as_ref().filter(|_| record.carried.is_none()) {
         bucket_copy::fetch(bucket, run, &start.path, checkpoint_ref::checksum(start)?)?;
     }
     if mine {

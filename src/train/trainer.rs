@@ -643,6 +643,8 @@ impl Trainer<'_> {
             samples: self.state.samples,
             batch: self.state.controller.batch(),
             whole: self.has_state && !sharded(self.generation.plan.facts.strategy),
+            // What a reference model says of the data is agreed on when a run starts or resumes.
+            joinable: self.preferences.is_none(),
         }
     }
 

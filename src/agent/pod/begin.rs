@@ -56,6 +56,7 @@ impl PodAgent {
     /// Starts this pod's share of a generation once the run is prepared. Older ranks have exited.
     pub(super) fn begin(&mut self, record: &Generation) {
         let Some((first, count)) = record.ranks_of_pod(&self.identity.pod) else {
+            self.stand_by(record);
             return;
         };
         if self.pauses(record.number) {
@@ -64,7 +65,10 @@ impl PodAgent {
         if let (Some(mirror), Reason::RankLost { .. }) = (&self.mirror, &record.reason) {
             mirror.rank_lost(&record.lost);
         }
-        if !self.is_kept() {
+        let continues = |current: &HostGeneration| current.continues_in(record);
+        let continues = self.current.as_ref().is_some_and(continues);
+        // What ranks that continue leave is copied beside training.
+        if !self.is_kept() && !continues {
             self.report_wait("copying what the last ranks have left to the bucket".to_owned());
             return;
         }
@@ -136,7 +140,7 @@ impl PodAgent {
     }
 
     /// `CUDA_VISIBLE_DEVICES` of each rank of the built-in trainer, if it computes on GPUs.
-    fn gpus(&self, inventory: &Inventory) -> Result<Vec<String>, Problem> {
+    pub(super) fn gpus(&self, inventory: &Inventory) -> Result<Vec<String>, Problem> {
         let on_gpus = |job: &Membership| job.command.is_empty() && job.device == DeviceKind::Cuda;
         if !self.job.as_deref().is_some_and(on_gpus) {
             return Ok(Vec::new());
@@ -167,24 +171,32 @@ impl PodAgent {
         let stated = external.as_ref().and_then(|its| its.budget(record));
         let budget = self.state.budget.or(stated);
         let deadline = self.job.as_ref().map(|job| job.progress_deadline);
-        let host = HostGeneration::start(
-            &Start {
-                evenkeel: &self.identity.program,
-                run_dir: run,
-                generation: record,
-                first,
-                count,
-                cores: self.identity.cores,
-                gpus,
-                key: &authentication::generation_key(&self.identity.key, record.number),
-                progress_deadline: deadline.unwrap_or_default(),
-                bucket: self.identity.bucket.as_ref().map(Bucket::base),
-                shows_built_in: true,
-            },
-            external.clone(),
-            &self.events,
-        )
-        .map_err(|error| FileError::from_io("start ranks in", run, 0, error))?;
+        let earlier = self.current.take_if(|current| current.continues_in(record));
+        // Without a state that others bring, a rank starts from a checkpoint.
+        let standby = self.standby.take().filter(|_| record.carried.is_some());
+        let earlier = earlier.or(standby.map(|standby| standby.host));
+        let gpus = match &earlier {
+            Some(earlier) => earlier.gpus_in(record, first, gpus),
+            None => gpus.to_vec(),
+        };
+        let start = Start {
+            evenkeel: &self.identity.program,
+            run_dir: run,
+            generation: record,
+            first,
+            count,
+            cores: self.identity.cores,
+            gpus: &gpus,
+            key: &authentication::generation_key(&self.identity.key, record.number),
+            progress_deadline: deadline.unwrap_or_default(),
+            bucket: self.identity.bucket.as_ref().map(Bucket::base),
+            shows_built_in: true,
+        };
+        let host = match earlier {
+            Some(earlier) => earlier.carry_on(&start, &self.events),
+            None => HostGeneration::start(&start, external.clone(), &self.events),
+        };
+        let host = host.map_err(|error| FileError::from_io("start ranks in", run, 0, error))?;
         let external_checkpoint = (external.as_ref()).and_then(|its| its.checkpoint.clone());
         let mirror = self.identity.bucket.as_ref().zip(external);
         self.mirror = mirror.map(|(bucket, external)| {
@@ -197,6 +209,7 @@ impl PodAgent {
             job: self.identity.job.clone(),
             pod: self.identity.pod.clone(),
             devices: self.identity.devices,
+            continues: true,
             generation: record.number,
             first,
             ranks: host.statuses().to_vec(),

@@ -10,6 +10,10 @@ use crate::telemetry::now;
 impl PodAgent {
     pub(super) fn take_event(&mut self, event: RankEvent) {
         let event = retried(event);
+        if let Some(standby) = &mut self.standby {
+            // None of its processes is a rank.
+            standby.host.take(&event);
+        }
         let current = self.current.as_mut();
         if !current.is_some_and(|current| current.take(&event)) {
             return;

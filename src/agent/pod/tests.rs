@@ -190,6 +190,7 @@ fn job_of(world: u8) -> Membership {
             record,
             command: None,
             drain: false,
+            pause: false,
             drain_cause: String::new(),
             after_loss: None,
             outcome: None,

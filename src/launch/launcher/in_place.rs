@@ -50,13 +50,12 @@ impl Launcher<'_> {
         let host = &current.host;
         let (members, shares) = self.members(*world);
         let (members, carried) = in_place::continued(&host.record, host.statuses(), members)?;
-        let all = members.iter().all(|it| it.carries.len() as u64 == it.ranks);
         // A host that brings files from a bucket may take longer than ranks wait.
         let is_known = |member: &Member| !member.carries.is_empty();
         let are_known = self.bucket_run.is_none() || members.iter().all(is_known);
         let is_newest = carried.samples >= self.state.committed_samples();
         let is_planned = self.reached().batch == Some(carried.batch);
-        let continues = is_newest && is_planned && are_known && (all || self.takes_others());
+        let continues = is_newest && is_planned && are_known;
         let continuation = Continuation {
             members,
             shares,

@@ -166,7 +166,7 @@ impl Cluster {
     }
 
     /// Runs each pod without a node on a node without a pod.
-    fn start_pods(&mut self) {
+    pub fn start_pods(&mut self) {
         for name in self.server.names("pods") {
             let names = self.server.names("pods").into_iter();
             let used: Vec<String> = names

@@ -5,6 +5,7 @@ mod chart;
 mod events;
 mod failures;
 mod forged;
+mod in_place;
 mod ledger;
 mod lifecycle;
 mod memory;

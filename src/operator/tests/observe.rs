@@ -27,7 +27,7 @@ async fn a_members_pod_is_ready_until_the_cluster_says_otherwise() {
     let nodes = [
         (
             json!({"unschedulable": true}),
-            state(PodState::Leaving, "node b is cordoned"),
+            state(PodState::Cordoned, "node b is cordoned"),
         ),
         (
             json!({"taints": [{"key": "maintenance", "value": "soon", "effect": "NoExecute"}]}),
