@@ -28,7 +28,9 @@ use crate::util::http::{Connection, HttpError, Limits};
 use crate::util::key::Key;
 use crate::util::lock::lock;
 
-/// Limits of a request. An agent answers at once or after two seconds at most.
+/// Time in which an agent answers: at once if it has news, and at the end of this time otherwise.
+const ANSWERS: Duration = Duration::from_secs(2);
+/// Limits of a request.
 const LIMITS: Limits = Limits {
     connect: Duration::from_secs(2),
     head: Duration::from_millis(3500),
@@ -135,6 +137,7 @@ impl Agents {
         let mut connection = None;
         loop {
             sleep_until(pace.next(Instant::now())).await;
+            let asked = Instant::now();
             let polled = request(
                 &mut connection,
                 &sender,
@@ -149,7 +152,7 @@ impl Agents {
                 Ok(state) => version.replace(state.version) != Some(state.version),
                 Err(_) => version.is_some(),
             };
-            let Some(rejected) = self.store(&sender.pod, polled) else {
+            let Some(rejected) = self.store(&sender.pod, polled, asked + ANSWERS) else {
                 return;
             };
             if (changed || rejected) && self.news.send(job.clone()).is_err() {
@@ -164,8 +167,9 @@ impl Agents {
         }
     }
 
-    /// Stores a result. `None` if the agent is no longer polled, else whether there is a new rejection.
-    fn store(&self, pod: &str, polled: Polled) -> Option<bool> {
+    /// Stores a result. `None` if the agent is no longer polled, else whether there is a new rejection. `due`: when it should
+    /// have answered.
+    fn store(&self, pod: &str, polled: Polled, due: Instant) -> Option<bool> {
         let mut all = lock(&self.polled);
         let known = &mut all.get_mut(pod)?.polled;
         let rejection = match polled {
@@ -175,7 +179,8 @@ impl Agents {
                 None
             }
             Err(rejection) => {
-                known.silent_since.get_or_insert_with(Instant::now);
+                let since = due.min(Instant::now());
+                known.silent_since.get_or_insert(since);
                 rejection.map(|rejection| {
                     let mut text = rejection.to_string();
                     // It may quote the answer.

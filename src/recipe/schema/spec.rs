@@ -658,6 +658,9 @@ pub struct Elasticity {
     pub min: Option<u64>,
     /// Maximum number of ranks.
     pub max: Option<u64>,
+    /// Processes of the built-in trainer that stand by on the launcher's machine and in each pod, to take the place of ranks
+    /// that are lost there. Each takes the memory of a rank, and a GPU that is free.
+    pub spares: u64,
 }
 
 /// The model. `path` names a directory with `config.json` or an upstream model id; `config` gives

@@ -132,6 +132,7 @@ const LIMITS: &[Limit] = &[
     range("checkpoint.keep", 1.0, COUNT),
     range("elasticity.min", 1.0, DEVICES),
     range("elasticity.max", 1.0, DEVICES),
+    range("elasticity.spares", 0.0, 64.0),
     range("trainer.drain_seconds", 1.0, 86_400.0),
     range("generation.num_generations", 1.0, BATCH),
     range("generation.num_generations_eval", 1.0, BATCH),
