@@ -13,13 +13,24 @@ fn recipe(changes: Value) -> Value {
     spec
 }
 
-fn record(run: &Run, generation: u64) -> Value {
+/// The record of a generation.
+pub fn record(run: &Run, generation: u64) -> Value {
     let path = run.out().join(format!("gen-{generation}/record.json"));
     serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
 }
 
-fn ranks(run: &Run, generation: u64, count: u64) -> Vec<Pid> {
+/// The processes of the ranks of a generation.
+pub fn ranks(run: &Run, generation: u64, count: u64) -> Vec<Pid> {
     (0..count).map(|rank| run.rank(generation, rank)).collect()
+}
+
+/// How many processes have stood by in a generation.
+pub fn spares(run: &Run, generation: u64) -> usize {
+    let logs = run.out().join(format!("gen-{generation}/logs"));
+    let names = std::fs::read_dir(logs).unwrap();
+    let mut names: Vec<_> = names.map(|it| it.unwrap().file_name()).collect();
+    names.retain(|name| name.to_string_lossy().starts_with("spare-"));
+    names.len()
 }
 
 fn has_checkpoints(run: &Run, generation: u64) -> bool {
@@ -77,12 +88,7 @@ fn a_world_that_is_to_change_pauses_and_needs_no_checkpoint() {
     let larger = ranks(&run, 2, 4);
     assert_eq!(larger[..2], before);
     // Those that were added stood by before the others paused.
-    let logs = std::fs::read_dir(run.out().join("gen-1/logs")).unwrap();
-    let spares = logs.filter(|log| {
-        let name = log.as_ref().unwrap().file_name();
-        name.to_string_lossy().starts_with("spare-")
-    });
-    assert_eq!(spares.count(), 2);
+    assert_eq!(spares(&run, 1), 2);
     assert!(run.call("resize", &["3"]).status.success());
     run.wait_for_steps(3, 5);
     assert_eq!(ranks(&run, 3, 3), larger[..3]);
