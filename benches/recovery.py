@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What a change of the world costs on one machine.
+"""What a change of the world costs on one machine, or on hosts that are network namespaces of it.
 
 `kill`: from SIGKILL of one of three ranks to the end of the first step of the new world. `resize`: from the end of the last
 step of two ranks to the begin of the first one of three, in which nothing is trained.
@@ -11,6 +11,7 @@ one is killed. Prints one JSON line a trial.
     cargo build --release
     python3 benches/recovery.py --trials 5
     python3 benches/recovery.py --trials 5 --change resize --against ANOTHER/evenkeel   # in turns, with the ratio
+    sudo python3 benches/recovery.py --trials 5 --hosts --change resize            # three hosts by SSH
     python3 benches/recovery.py --trials 3 --peer          # the same with torchrun (needs torch)
 """
 import argparse, json, os, pathlib, re, shutil, signal, socket, statistics, subprocess, sys, tempfile, time
@@ -21,6 +22,8 @@ p.add_argument("--trials", type=int, default=5)
 p.add_argument("--binary", default=str(here.parent / "target/release/evenkeel"))
 p.add_argument("--change", choices=["kill", "resize"], default="kill")
 p.add_argument("--against", help="another build of the program, measured in turns with this one")
+p.add_argument("--hosts", action="store_true",
+               help="one rank on each of three hosts by SSH; the host of a killed rank stays, so a new process takes its place")
 p.add_argument("--peer", action="store_true", help="measure torchrun instead")
 p.add_argument("--python", default=sys.executable, help="the Python that has torch")
 a = p.parse_args()
@@ -59,13 +62,62 @@ def ranks_of(pattern):
     return [int(pid) for pid in output.split()]
 
 
+class Hosts:
+    """Three hosts with OpenSSH's server, each a network namespace, and one beside them for the launcher."""
+
+    def __init__(self):
+        self.name = f"ekb{os.getpid()}"
+        self.place = pathlib.Path(tempfile.mkdtemp())
+        place = self.place
+        self.sh(f"""mkdir -p /run/sshd {place}/bin
+            ssh-keygen -q -t ed25519 -N '' -f {place}/host
+            ssh-keygen -q -t ed25519 -N '' -f {place}/user
+            cp {place}/user.pub {place}/authorized
+            {{ printf '10.9.0.* '; cat {place}/host.pub; }} >{place}/known
+            ip netns add {self.name}; ip -n {self.name} link set lo up
+            ip -n {self.name} link add lab0 type bridge; ip -n {self.name} link set lab0 up
+            ip -n {self.name} addr add 10.9.0.254/24 dev lab0""")
+        (place / "ssh.conf").write_text(f"IdentityFile {place}/user\nUserKnownHostsFile {place}/known\nUser root\n")
+        (place / "sshd.conf").write_text(
+            f"HostKey {place}/host\nAuthorizedKeysFile {place}/authorized\nPidFile none\nStrictModes no\n"
+            f"PermitRootLogin yes\nMaxStartups 100\nSetEnv XDG_CACHE_HOME={place}/cache\n")
+        (place / "bin/ssh").write_text(f"#!/bin/sh\nexec /usr/bin/ssh -F {place}/ssh.conf \"$@\"\n")
+        (place / "bin/ssh").chmod(0o755)
+        for host in (1, 2, 3):
+            of_host = f"{self.name}h{host}"
+            self.sh(f"""ip netns add {of_host}; ip -n {of_host} link set lo up
+                ip link add name v{host} netns {self.name} type veth peer name eth0 netns {of_host}
+                ip -n {self.name} link set dev v{host} master lab0 up
+                ip -n {of_host} addr add 10.9.0.{host}/24 dev eth0; ip -n {of_host} link set eth0 up
+                ip netns exec {of_host} /usr/sbin/sshd -f {place}/sshd.conf""")
+
+    @staticmethod
+    def sh(script):
+        subprocess.run(["sh", "-ec", script], check=True)
+
+    def launch(self, words):
+        path = f"{self.place}/bin:{os.environ['PATH']}"
+        words = ["ip", "netns", "exec", self.name, *words, "--on", "ssh:10.9.0.1,10.9.0.2,10.9.0.3"]
+        return subprocess.Popen(words, env=os.environ | {"PATH": path}, stdout=subprocess.DEVNULL,
+                                stderr=subprocess.DEVNULL)
+
+    def end(self):
+        for name in [f"{self.name}h{host}" for host in (1, 2, 3)] + [self.name]:
+            self.sh(f"ip netns pids {name} | xargs -r kill -9; ip netns delete {name}")
+        shutil.rmtree(self.place, ignore_errors=True)
+
+
+def here_only(words):
+    return subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
 def evenkeel(binary=a.binary):
     directory = pathlib.Path(tempfile.mkdtemp())
     recipe, run = directory / "recipe.yaml", directory / "run"
     recipe.write_text(RECIPE)
     procs = "3" if a.change == "kill" else "2"
-    launcher = subprocess.Popen([binary, "launch", str(recipe), "--procs", procs, "--out", str(run)],
-                                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    launch = hosts.launch if hosts else here_only
+    launcher = launch([binary, "launch", str(recipe), "--procs", procs, "--out", str(run)])
     try:
         until(lambda: len(steps(run / "gen-1/metrics.jsonl")) >= 10)
         killed = time.time()
@@ -149,12 +201,17 @@ def median(results):
 
 
 results, others = [], []
-for _ in range(a.trials):
-    results.append(torchrun() if a.peer else evenkeel())
-    print(json.dumps(results[-1]), flush=True)
-    if a.against:
-        others.append(evenkeel(a.against))
-        print(json.dumps(others[-1]), flush=True)
+hosts = Hosts() if a.hosts else None
+try:
+    for _ in range(a.trials):
+        results.append(torchrun() if a.peer else evenkeel())
+        print(json.dumps(results[-1]), flush=True)
+        if a.against:
+            others.append(evenkeel(a.against))
+            print(json.dumps(others[-1]), flush=True)
+finally:
+    if hosts:
+        hosts.end()
 median(results)
 if others:
     median(others)

@@ -58,13 +58,14 @@ code=0
 scripts/cluster-tests.sh --ignored || code=$?
 [ "$code" = 0 ] || [ "$code" = 3 ] || exit "$code"
 
-# Launches commands of upstream's READMEs. The programs that no package has are checkouts in the folder
+# Launches commands of upstream's READMEs, and the long tests of hosts. The programs that no package has are checkouts in the folder
 # EVENKEEL_UPSTREAM: alignment-handbook and transformers. NAME.venv beside a checkout is the environment with the
 # versions that it needs.
 if [ -z "${EVENKEEL_UPSTREAM:-}" ]; then
   echo "SKIPPED: the commands of the handbook's and transformers' READMEs (set EVENKEEL_UPSTREAM)"
 fi
-cargo test --locked --workspace --test endurance -- --ignored --nocapture readmes a_program_with_dcp ten_faults_of_slurm higher_qos
+cargo test --locked --workspace --test endurance -- --ignored --nocapture readmes a_program_with_dcp ten_faults_of_slurm higher_qos \
+  hosts_without_a_common_disk a_submitted_run_keeps_its_checkpoints_in_a_bucket
 
 # What the wheels of TRL and transformers say about their fields; a new version of them fails here.
 python3 scripts/upstream-versions.py --check

@@ -70,6 +70,8 @@ pub struct PodAgent {
     current: Option<HostGeneration>,
     /// What waits to join a world.
     standby: Option<Standby>,
+    /// Processes that stand by beside the ranks.
+    spares: usize,
     /// Copies its external trainer's checkpoints to the bucket.
     mirror: Option<Mirror>,
     pace: Pace,
@@ -122,6 +124,7 @@ impl PodAgent {
             inspected: None,
             current: None,
             standby: None,
+            spares: 0,
             mirror: None,
             pace: Pace::default(),
             retention: Retention::default(),
@@ -299,6 +302,7 @@ impl PodAgent {
         if let Some(after) = wanted.after_loss {
             current.settle(after.commit);
         }
+        self.keep_spares();
     }
 
     /// Whether the volume has no later generation than the published one; false while that is not known. Ranks of a

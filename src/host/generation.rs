@@ -1,5 +1,6 @@
 //! The work of a host on one generation, from the start of its ranks to their end.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
 use std::path::PathBuf;
@@ -19,7 +20,7 @@ use super::tail::{Tail, new_output};
 use crate::external_trainer::{ExternalCall, PostServer, ProgressWatch};
 use crate::lifecycle::protocol::{Ending, HeldState, Order, Report};
 use crate::lifecycle::rank_status::{self, Cause, RankStatus, Stage};
-use crate::lifecycle::{ExternalCheckpoint, Generation, files};
+use crate::lifecycle::{ExternalCheckpoint, Generation, Member, files};
 use crate::telemetry::StepRecord;
 
 /// The ranks of one generation on a host: a machine or a pod.
@@ -57,11 +58,15 @@ pub struct HostGeneration {
     spares: Vec<Spare>,
     /// Number of the next one: events of one that has ended may still arrive.
     next_spare: u64,
+    /// Processes that were started to stand by.
+    spares_started: usize,
 }
 
 /// A process that stands by.
 struct Spare {
     number: u64,
+    /// Its host.
+    slot: u64,
     gpu: Option<String>,
     is_ready: bool,
 }
@@ -113,21 +118,13 @@ impl HostGeneration {
         events: &Sender<Event>,
     ) -> HostGeneration {
         let watch = watch(start, external.as_deref());
-        let (held, mut left) = earlier.map_or((Vec::new(), Vec::new()), |earlier| {
-            (earlier.held_in(start.generation), earlier.ranks)
-        });
-        for group in &mut left {
-            let ranks = group.ranks();
-            let mut carried = start.generation.members.iter().flat_map(|it| &it.carries);
-            if carried.any(|rank| ranks.contains(rank)) {
-                group.release();
-            }
-        }
-        drop(left);
+        let next_spare = earlier.as_ref().map_or(0, |earlier| earlier.next_spare);
+        let left = earlier.map(|earlier| earlier.leave_to_hosts(start.generation));
+        let (held, mut spares) = left.unwrap_or_default();
         let firsts = start.generation.shares().map(|(first, _)| first);
         let gate = start.bucket.filter(|_| start.generation.carried.is_none());
         let gate = gate.map(|_| Gate::of(start.generation.number, shares));
-        let ranks = |(share, first): (&Share, u64)| -> Box<dyn RankGroup + Send> {
+        let mut ranks = |(share, first): (&Share, u64)| -> Box<dyn RankGroup + Send> {
             let progress = watch.as_ref().filter(|_| first == 0);
             let program = external.as_deref().map(ExternalProgram::of);
             let program = program.map(|it| it.with(progress.map(ProgressWatch::variable)));
@@ -136,12 +133,44 @@ impl HostGeneration {
                 start,
                 program,
                 (share, first),
+                spares.remove(&share.slot).unwrap_or_default(),
                 gate,
                 events,
             ))
         };
-        let ranks = shares.iter().zip(firsts).map(ranks).collect();
-        HostGeneration::of(start, external, watch, ranks).with_held(held)
+        let ranks = shares.iter().zip(firsts).map(&mut ranks).collect();
+        let next = HostGeneration {
+            next_spare,
+            ..HostGeneration::of(start, external, watch, ranks)
+        };
+        next.with_held(held)
+    }
+
+    /// Leaves to the other hosts what continues in another generation, and ends the rest. Returns what the processes hold
+    /// that continue, by their ranks there, and for each host the processes that stand by and become ranks.
+    fn leave_to_hosts(
+        mut self,
+        next: &Generation,
+    ) -> (Vec<(u64, HeldState)>, BTreeMap<u64, Vec<u64>>) {
+        let held = self.held_in(next);
+        let taken = |member: &Member| {
+            let wanted = member.ranks.saturating_sub(member.carries.len() as u64);
+            (member.slot, self.ready_spares(member.slot, wanted))
+        };
+        let spares: BTreeMap<u64, Vec<u64>> = next.members.iter().map(taken).collect();
+        let is_left = |spare: &Spare| {
+            let taken = spares.get(&spare.slot);
+            taken.is_none_or(|taken| !taken.contains(&spare.number))
+        };
+        self.spares.retain(is_left);
+        self.dismiss(0);
+        for group in &mut self.ranks {
+            let mut members = next.members.iter().filter(|it| it.slot == group.slot());
+            if members.any(|it| !it.carries.is_empty() || !spares[&it.slot].is_empty()) {
+                group.release();
+            }
+        }
+        (held, spares)
     }
 
     fn of(
@@ -184,6 +213,7 @@ impl HostGeneration {
             waits: false,
             spares: Vec::new(),
             next_spare: 0,
+            spares_started: 0,
         }
     }
 
@@ -194,12 +224,9 @@ impl HostGeneration {
     /// A process cannot be started.
     pub fn carry_on(self, start: &Start<'_>, events: &Sender<Event>) -> io::Result<HostGeneration> {
         let held = self.held_in(start.generation);
-        let mut ranks = self.ranks;
         let kept = start.generation.carries(start.first);
-        let wanted = usize::try_from(start.count).unwrap_or(usize::MAX);
-        let wanted = wanted.saturating_sub(kept.len());
-        let ready = self.spares.iter().filter(|spare| spare.is_ready);
-        let taken: Vec<u64> = ready.map(|spare| spare.number).take(wanted).collect();
+        let taken = self.ready_spares(0, start.count.saturating_sub(kept.len() as u64));
+        let mut ranks = self.ranks;
         for group in &mut ranks {
             group.carry_on(start, kept, &taken, events)?;
         }
@@ -236,13 +263,40 @@ impl HostGeneration {
     /// # Errors
     /// The process cannot be started.
     pub fn stand_by(&mut self, start: &Start<'_>, events: &Sender<Event>) -> io::Result<()> {
+        self.stand_by_at(0, start, events)
+    }
+
+    /// The same on another host, which may have no rank of this generation. One that cannot be started ends.
+    ///
+    /// # Errors
+    /// None on hosts that are reached.
+    pub fn stand_by_on(
+        &mut self,
+        share: &Share,
+        start: &Start<'_>,
+        events: &Sender<Event>,
+    ) -> io::Result<()> {
+        if !self.ranks.iter().any(|group| group.slot() == share.slot) {
+            self.ranks.push(Box::new(RemoteRanks::none(share, events)));
+        }
+        self.stand_by_at(share.slot, start, events)
+    }
+
+    fn stand_by_at(
+        &mut self,
+        slot: u64,
+        start: &Start<'_>,
+        events: &Sender<Event>,
+    ) -> io::Result<()> {
         let number = self.next_spare;
         self.next_spare += 1;
-        for group in &mut self.ranks {
+        self.spares_started += 1;
+        for group in self.ranks.iter_mut().filter(|it| it.slot() == slot) {
             group.stand_by(start, number, events)?;
         }
         self.spares.push(Spare {
             number,
+            slot,
             gpu: start.gpus.first().cloned(),
             is_ready: false,
         });
@@ -254,28 +308,52 @@ impl HostGeneration {
         HostGeneration { next_spare, ..self }
     }
 
-    /// Ends the processes that stand by.
-    pub fn dismiss(&mut self) {
-        for spare in self.spares.drain(..) {
+    /// Processes that stand by on a host and become ranks there, at most `wanted`.
+    pub fn ready_spares(&self, slot: u64, wanted: u64) -> Vec<u64> {
+        let ready = self
+            .spares
+            .iter()
+            .filter(|it| it.slot == slot && it.is_ready);
+        let wanted = usize::try_from(wanted).unwrap_or(usize::MAX);
+        ready.map(|spare| spare.number).take(wanted).collect()
+    }
+
+    /// Ends the processes that stand by, except for the first ones.
+    pub fn dismiss(&mut self, except: usize) {
+        for spare in self.spares.drain(except.min(self.spares.len())..) {
             for group in &mut self.ranks {
                 group.dismiss(spare.number);
             }
         }
     }
 
-    /// Processes that stand by or begin to.
-    pub fn spares(&self) -> usize {
-        self.spares.len()
+    /// Processes that stand by on a host or begin to.
+    pub fn spares(&self, slot: u64) -> u64 {
+        self.spares.iter().filter(|it| it.slot == slot).count() as u64
+    }
+
+    /// Whether one more process is to stand by here, of `wanted`. Those that end at once are not started for ever.
+    pub fn lacks_spares(&self, wanted: usize) -> bool {
+        let trains = self.is_ready() && !self.draining && self.trouble.is_none();
+        trains && self.spares.len() < wanted && self.spares_started < 3 * wanted
+    }
+
+    /// A GPU of these that no process here uses.
+    pub fn free_gpu<'g>(&self, all: &'g [String]) -> Option<&'g String> {
+        let is_used =
+            |gpu: &String| self.gpus.contains(gpu) || self.gpus_of_spares(0).any(|it| it == gpu);
+        all.iter().find(|gpu| !is_used(gpu))
     }
 
     pub fn are_spares_ready(&self) -> bool {
         self.spares.iter().all(|spare| spare.is_ready)
     }
 
-    /// The GPUs of the processes that stand by, those first that are ready.
-    pub fn gpus_of_spares(&self) -> impl Iterator<Item = &String> {
-        let of = |ready| {
-            let spares = self.spares.iter().filter(move |it| it.is_ready == ready);
+    /// The GPUs of the processes that stand by on a host, those first that are ready.
+    pub fn gpus_of_spares(&self, slot: u64) -> impl Iterator<Item = &String> {
+        let of = move |ready| {
+            let on_host = self.spares.iter().filter(move |it| it.slot == slot);
+            let spares = on_host.filter(move |it| it.is_ready == ready);
             spares.filter_map(|spare| spare.gpu.as_ref())
         };
         of(true).chain(of(false))
@@ -299,7 +377,7 @@ impl HostGeneration {
     pub fn gpus_in(&self, next: &Generation, first: u64, all: &[String]) -> Vec<String> {
         let gpu = |rank: &u64| self.gpus.get(self.local(*rank)?);
         let kept = next.carries(first).iter().filter_map(gpu);
-        let kept: Vec<String> = kept.chain(self.gpus_of_spares()).cloned().collect();
+        let kept: Vec<String> = kept.chain(self.gpus_of_spares(0)).cloned().collect();
         gpus::in_place(&kept, &self.gpus, all)
     }
 
@@ -504,6 +582,14 @@ impl HostGeneration {
                 self.trouble.get_or_insert_with(Instant::now);
             }
         }
+    }
+
+    /// Forgets the processes that stood by on a host that is lost.
+    pub fn lose_spares(&mut self, slot: u64) {
+        self.spares.retain(|spare| spare.slot != slot);
+        let stays =
+            |group: &Box<dyn RankGroup + Send>| group.slot() != slot || !group.ranks().is_empty();
+        self.ranks.retain(stays);
     }
 
     /// This checkpoint is committed: hosts with their own disks need no copies of older ones.

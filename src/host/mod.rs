@@ -22,4 +22,4 @@ pub use ranks::{Event, News, events_into, last_lines};
 pub use remote::{Remote, Share, Unreached};
 pub use serve::{Host, Input, read};
 pub use tail::shown;
-pub use wire::{Facts, ToHost};
+pub use wire::{Facts, LOST, ToHost};

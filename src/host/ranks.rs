@@ -177,17 +177,22 @@ impl Ranks {
         program: Option<&ExternalProgram>,
         events: &Sender<Event>,
     ) -> io::Result<Ranks> {
-        let mut ranks = Ranks {
-            first: start.first,
-            processes: Vec::new(),
-            spares: Vec::new(),
-            oom_kills: OomKills::watch(),
-        };
+        let mut ranks = Ranks::none(start.first);
         for local in 0..start.count {
             let process = Process::start(start, program, local, events)?;
             ranks.processes.push(process);
         }
         Ok(ranks)
+    }
+
+    /// No ranks yet: processes may stand by.
+    pub fn none(first: u64) -> Ranks {
+        Ranks {
+            first,
+            processes: Vec::new(),
+            spares: Vec::new(),
+            oom_kills: OomKills::watch(),
+        }
     }
 
     fn process(&mut self, rank: u64) -> Option<&mut Process> {
@@ -301,6 +306,11 @@ impl Process {
 
 /// The ranks of a generation on one machine: this one, or another host.
 pub trait RankGroup {
+    /// The number of its host ([`crate::lifecycle::Member::slot`]); 0: this machine.
+    fn slot(&self) -> u64 {
+        0
+    }
+
     fn ranks(&self) -> Range<u64>;
 
     /// Whether the kernel's out-of-memory killer has struck there since they were started.
@@ -333,15 +343,13 @@ pub trait RankGroup {
     /// The process cannot be started.
     fn stand_by(
         &mut self,
-        _start: &Start<'_>,
-        _number: u64,
-        _events: &Sender<Event>,
-    ) -> io::Result<()> {
-        Err(io::ErrorKind::Unsupported.into())
-    }
+        start: &Start<'_>,
+        number: u64,
+        events: &Sender<Event>,
+    ) -> io::Result<()>;
 
-    /// Kills a process that stands by.
-    fn dismiss(&mut self, _number: u64) {}
+    /// Kills a process that stands by, if it is there.
+    fn dismiss(&mut self, number: u64);
 
     /// This checkpoint is committed in the bucket of a run whose hosts have their own disks.
     fn committed(&mut self, _path: &str) {}

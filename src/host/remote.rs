@@ -405,6 +405,8 @@ impl Gate {
 
 /// The ranks of a generation for one host.
 pub struct Share {
+    /// The number of the host, as in [`crate::lifecycle::Member::slot`].
+    pub slot: u64,
     pub host: Arc<Remote>,
     /// The run directory on its own disk, if the hosts share none.
     pub own_disk: PathBuf,
@@ -413,10 +415,13 @@ pub struct Share {
     pub gpus: Vec<String>,
 }
 
-/// The ranks of a generation on another host. Dropping this kills those that still run.
+/// The ranks of a generation on another host. Dropping this kills those that still run, and those that stand by.
 pub struct RemoteRanks {
+    slot: u64,
     host: Arc<Remote>,
     ranks: Range<u64>,
+    /// Numbers of the processes that stand by.
+    spares: Vec<u64>,
     /// Whether the host has its own disk.
     own_disk: bool,
     /// Whether dropping this kills them.
@@ -424,11 +429,46 @@ pub struct RemoteRanks {
 }
 
 impl RemoteRanks {
-    /// Starts the ranks from `first` on, or lets those continue that the generation carries. One that cannot be started fails.
+    /// Starts the ranks from `first` on, or lets those continue that the generation carries, and these `spares`. One that
+    /// cannot be started fails.
     pub fn start(
         start: &Start<'_>,
         external: Option<ExternalProgram>,
         (share, first): (&Share, u64),
+        spares: Vec<u64>,
+        gate: Option<Arc<Gate>>,
+        events: &Sender<Event>,
+    ) -> RemoteRanks {
+        let ranks = first..first + share.count;
+        let remote = RemoteRanks::of(share, ranks, start.bucket.is_some(), gate, events);
+        let run_dir = if remote.own_disk {
+            share.own_disk.clone()
+        } else {
+            shared(start.run_dir)
+        };
+        let part = Start {
+            first,
+            count: share.count,
+            gpus: &share.gpus,
+            ..*start
+        };
+        remote.host.say(ToHost::Start(Box::new(StartRanks {
+            external,
+            spares,
+            ..message(&part, run_dir)
+        })));
+        remote
+    }
+
+    /// A host without ranks, on which processes can stand by.
+    pub fn none(share: &Share, events: &Sender<Event>) -> RemoteRanks {
+        RemoteRanks::of(share, 0..0, false, None, events)
+    }
+
+    fn of(
+        share: &Share,
+        ranks: Range<u64>,
+        own_disk: bool,
         gate: Option<Arc<Gate>>,
         events: &Sender<Event>,
     ) -> RemoteRanks {
@@ -436,29 +476,35 @@ impl RemoteRanks {
         *lock(&shared.gate) = gate;
         *lock(&shared.events) = Some(events.clone());
         shared.oom_killed.store(false, Ordering::Release);
-        let own_disk = start.bucket.is_some();
-        let run_dir = if own_disk {
-            share.own_disk.clone()
-        } else {
-            std::path::absolute(start.run_dir).unwrap_or_else(|_| start.run_dir.to_owned())
-        };
-        share.host.say(ToHost::Start(Box::new(StartRanks {
-            run_dir,
-            bucket: start.bucket.map(str::to_owned),
-            generation: start.generation.clone(),
-            first,
-            count: share.count,
-            gpus: share.gpus.clone(),
-            key: start.key.reveal(),
-            progress_deadline: start.progress_deadline,
-            external,
-        })));
         RemoteRanks {
+            slot: share.slot,
             host: Arc::clone(&share.host),
-            ranks: first..first + share.count,
+            ranks,
+            spares: Vec::new(),
             own_disk,
             owned: true,
         }
+    }
+}
+
+/// The path of a run directory that hosts share.
+fn shared(run_dir: &Path) -> PathBuf {
+    std::path::absolute(run_dir).unwrap_or_else(|_| run_dir.to_owned())
+}
+
+/// What a host reads of the ranks that it starts there.
+fn message(start: &Start<'_>, run_dir: PathBuf) -> StartRanks {
+    StartRanks {
+        run_dir,
+        bucket: start.bucket.map(str::to_owned),
+        generation: start.generation.clone(),
+        first: start.first,
+        count: start.count,
+        gpus: start.gpus.to_vec(),
+        key: start.key.reveal(),
+        progress_deadline: start.progress_deadline,
+        external: None,
+        spares: Vec::new(),
     }
 }
 
@@ -467,12 +513,28 @@ impl RankGroup for RemoteRanks {
         self.host.shared.oom_killed.load(Ordering::Acquire)
     }
 
+    fn slot(&self) -> u64 {
+        self.slot
+    }
+
     fn ranks(&self) -> Range<u64> {
         self.ranks.clone()
     }
 
     fn release(&mut self) {
         self.owned = false;
+    }
+
+    fn stand_by(&mut self, start: &Start<'_>, number: u64, _: &Sender<Event>) -> io::Result<()> {
+        self.spares.push(number);
+        let start = Box::new(message(start, shared(start.run_dir)));
+        self.host.say(ToHost::StandBy { number, start });
+        Ok(())
+    }
+
+    fn dismiss(&mut self, number: u64) {
+        let dismissed = self.spares.extract_if(.., |it| *it == number);
+        dismissed.for_each(|number| self.host.say(ToHost::Dismiss { number }));
     }
 
     fn order(&mut self, rank: u64, order: Order) {
@@ -503,6 +565,9 @@ impl Drop for RemoteRanks {
     fn drop(&mut self) {
         if self.owned {
             self.kill();
+            for number in self.spares.drain(..) {
+                self.host.say(ToHost::Dismiss { number });
+            }
         }
     }
 }

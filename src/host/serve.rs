@@ -12,13 +12,14 @@ use std::time::{Duration, Instant};
 
 use super::own_disk::{self, Done, NotBrought, Task};
 use super::program::Start;
-use super::ranks::{Event, News, RankGroup, Ranks, events_into};
+use super::ranks::{Event, News, RankGroup, Ranks, STANDING_BY, events_into};
 use super::tail::{Tail, new_output};
 use super::wire::{BEAT, CONNECT, FENCE, Facts, FromHost, StartRanks, ToHost};
 use crate::external_trainer::{self, PostServer};
 use crate::lifecycle::files;
 use crate::lifecycle::generation::Address;
 use crate::lifecycle::protocol::{Ending, Order, Report, exit};
+use crate::util::key::Key;
 use crate::util::{input, port};
 
 /// Time after which the user learns that a host still copies files.
@@ -220,6 +221,13 @@ impl<Output: Write> Session<'_, Output> {
             }
             ToHost::Check { url, key, text } => self.work(Task::Check { url, key, text }),
             ToHost::Start(start) => self.start(start),
+            ToHost::StandBy { number, start } => self.stand_by(number, &start),
+            ToHost::Dismiss { number } => {
+                if let Some(ranks) = &mut self.ranks {
+                    ranks.dismiss(number);
+                }
+                Ok(())
+            }
             ToHost::Begin { generation } => {
                 let of_this = |waiting: &mut Waiting| waiting.start.generation.number == generation;
                 match self.waiting.take_if(of_this) {
@@ -381,19 +389,26 @@ impl<Output: Write> Session<'_, Output> {
         }))
     }
 
-    /// Starts the ranks of a generation, or first brings what they read. Those of an earlier one are killed, except for those
-    /// that it carries.
-    fn start(&mut self, mut start: Box<StartRanks>) -> io::Result<()> {
-        let carried = start.generation.carried;
-        let continues = carried.is_some_and(|carried| carried.from == self.generation);
-        let carries = !start.generation.carries(start.first).is_empty();
-        let earlier = self.ranks.take().filter(|_| continues && carries);
+    /// Leaves the ranks of a generation for another one.
+    fn enter(&mut self, generation: u64) {
         self.posts = None;
         self.running.clear();
         self.waiting = None;
         self.tails.clear();
         self.own = None;
-        self.generation = start.generation.number;
+        self.ranks = None;
+        self.generation = generation;
+    }
+
+    /// Starts the ranks of a generation, or first brings what they read. Those of an earlier one are killed, except for those
+    /// that it carries, and those that stand by and become ranks.
+    fn start(&mut self, mut start: Box<StartRanks>) -> io::Result<()> {
+        let carried = start.generation.carried;
+        let continues = carried.is_some_and(|carried| carried.from == self.generation);
+        let has_more = !start.spares.is_empty();
+        let carries = has_more || !start.generation.carries(start.first).is_empty();
+        let earlier = self.ranks.take().filter(|_| continues && carries);
+        self.enter(start.generation.number);
         let Some(url) = start.bucket.clone() else {
             return self.begin(&start, earlier);
         };
@@ -446,26 +461,11 @@ impl<Output: Write> Session<'_, Output> {
     }
 
     fn started(&mut self, ranks: &StartRanks, earlier: Option<Ranks>) -> io::Result<Ranks> {
-        // The ranks read it. Other hosts write the same.
-        let written = ranks.generation.write(&ranks.run_dir);
-        written.map_err(|error| io::Error::other(error.to_string()))?;
-        let key = ranks.key.parse();
-        let start = Start {
-            evenkeel: self.host.program,
-            run_dir: &ranks.run_dir,
-            generation: &ranks.generation,
-            first: ranks.first,
-            count: ranks.count,
-            cores: self.host.cores,
-            gpus: &ranks.gpus,
-            key: &key.map_err(|_| io::Error::other("the key of the generation is damaged"))?,
-            progress_deadline: ranks.progress_deadline,
-            bucket: ranks.bucket.as_deref(),
-            shows_built_in: false,
-        };
+        let key = self.prepare(ranks)?;
+        let start = of_host(self.host, ranks, &key);
         if let Some(mut earlier) = earlier {
             let kept = ranks.generation.carries(ranks.first);
-            earlier.carry_on(&start, kept, &[], &self.events)?;
+            earlier.carry_on(&start, kept, &ranks.spares, &self.events)?;
             return Ok(earlier);
         }
         let external = ranks.external.clone().map(|program| {
@@ -474,6 +474,34 @@ impl<Output: Write> Session<'_, Output> {
             program.with(self.posts.iter().flat_map(PostServer::variables))
         });
         Ranks::start(&start, external.as_ref(), &self.events)
+    }
+
+    /// Writes what processes read of their generation, and returns its key.
+    fn prepare(&self, ranks: &StartRanks) -> io::Result<Key> {
+        // Other hosts write the same.
+        let written = ranks.generation.write(&ranks.run_dir);
+        written.map_err(|error| io::Error::other(error.to_string()))?;
+        let key = ranks.key.parse();
+        key.map_err(|_| io::Error::other("the key of the generation is damaged"))
+    }
+
+    /// Starts a process that stands by, also where no rank of its generation is. One that cannot be started ends.
+    fn stand_by(&mut self, number: u64, start: &StartRanks) -> io::Result<()> {
+        if self.generation != start.generation.number {
+            self.enter(start.generation.number);
+        }
+        let key = self.prepare(start);
+        let ranks = self.ranks.get_or_insert_with(|| Ranks::none(start.first));
+        let started = key
+            .and_then(|key| ranks.stand_by(&of_host(self.host, start, &key), number, &self.events));
+        match started {
+            Ok(()) => Ok(()),
+            Err(_) => self.say(&FromHost::Rank(Event {
+                generation: STANDING_BY,
+                rank: number,
+                news: News::Exited(Ending::Code(exit::FAILED)),
+            })),
+        }
     }
 
     /// Passes on what rank 0 of an external trainer has posted.
@@ -508,6 +536,23 @@ impl<Output: Write> Session<'_, Output> {
             self.pass_stacks_on(event.rank)?;
         }
         self.say(&FromHost::Rank(event))
+    }
+}
+
+/// The start of these ranks on a host.
+fn of_host<'a>(host: &'a Host<'_>, ranks: &'a StartRanks, key: &'a Key) -> Start<'a> {
+    Start {
+        evenkeel: host.program,
+        run_dir: &ranks.run_dir,
+        generation: &ranks.generation,
+        first: ranks.first,
+        count: ranks.count,
+        cores: host.cores,
+        gpus: &ranks.gpus,
+        key,
+        progress_deadline: ranks.progress_deadline,
+        bucket: ranks.bucket.as_deref(),
+        shows_built_in: false,
     }
 }
 

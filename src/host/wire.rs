@@ -63,6 +63,15 @@ pub enum ToHost {
     /// bucket the host first brings what new processes read to its disk, says so by [`FromHost::Brought`], and waits for
     /// [`ToHost::Begin`].
     Start(Box<StartRanks>),
+    /// Starts a process that stands by, with this number, as `start` says of a rank. Hosts that share no directory have none.
+    StandBy {
+        number: u64,
+        start: Box<StartRanks>,
+    },
+    /// Kills a process that stands by.
+    Dismiss {
+        number: u64,
+    },
     /// All hosts have what the ranks of this generation read.
     Begin {
         generation: u64,
@@ -105,6 +114,8 @@ pub struct StartRanks {
     pub progress_deadline: ProgressDeadline,
     /// The external trainer; `None`: the built-in trainer.
     pub external: Option<ExternalProgram>,
+    /// Numbers of the processes that stand by and become its further ranks.
+    pub spares: Vec<u64>,
 }
 
 /// A message from a host.

@@ -208,7 +208,7 @@ impl<'a> Launcher<'a> {
             }
             match action {
                 RankAction::Keep => {
-                    self.dismiss_spares();
+                    self.keep_spares()?;
                     self.show_hosts()?;
                     self.wait()?;
                 }
@@ -384,7 +384,11 @@ impl<'a> Launcher<'a> {
                 killed if killed == 0 || self.hosts.is_some() && self.restarts_left > 0 => {
                     self.capacity
                 }
-                killed => world.saturating_sub(killed),
+                // A process that stands by takes the place of a killed one.
+                killed => {
+                    let spares = current.host.ready_spares(0, killed).len() as u64;
+                    world.saturating_sub(killed - spares)
+                }
             },
             _ => self.capacity,
         }

@@ -272,6 +272,7 @@ mod tests {
             recipe.spec.elasticity = crate::recipe::schema::spec::Elasticity {
                 min: Some(gpus),
                 max: Some(gpus),
+                spares: 0,
             };
             if uneven {
                 recipe.spec.batch.global = Some(base * gpus + gpus - 1);

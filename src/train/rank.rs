@@ -135,6 +135,7 @@ fn live(options: &RankOptions, orders: &Orders) -> Result<Ending, TrainError> {
     if options.stands_by {
         let generation = read_json(&record(&options))?;
         trainer = Some(Box::new(stand_by(&options, &run, generation, orders)?));
+        stderr::line(format_args!("this process stands by"));
         report(&Report::StandingBy);
         match orders.wait() {
             Some(Order::Continue(assignment)) => {

@@ -9,11 +9,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::TrainError;
+use super::preferences::Loss;
 use crate::data::Manifest;
 use crate::engine::{Adapters, ModelConfig};
 use crate::lifecycle::files;
-use crate::plan::{self, AskedRunner, DeviceKind, DeviceMemory, Horizon, Runner};
-use crate::recipe::schema::spec::Determinism;
+use crate::plan::{self, AskedRunner, DeviceKind, DeviceMemory, Horizon, Plan, Runner};
+use crate::recipe::schema::spec::{Determinism, Strategy};
 use crate::recipe::{Dialect, Recipe, Sources, Spec, ValueSources};
 use crate::samples::{Order, OrderError};
 use crate::util::durable::{parse_json, read};
@@ -156,6 +157,21 @@ impl Run {
             parse_json::<BuiltIn>(&path, &bytes)?;
         }
         Ok(run)
+    }
+
+    /// Whether a process without a state can become a rank of a world of this plan that trains. What a reference model says
+    /// of the data is agreed on when a run starts or resumes.
+    pub fn takes_processes(&self, plan: &Plan) -> bool {
+        let is_whole = plan.facts.strategy == Strategy::Ddp;
+        self.built_in.is_some() && is_whole && Loss::of(&self.spec).is_none()
+    }
+
+    /// Processes that stand by on a machine to take the place of lost ranks of such a world.
+    pub fn spares(&self, plan: &Plan) -> usize {
+        match self.takes_processes(plan) {
+            true => usize::try_from(self.spec.elasticity.spares).unwrap_or(0),
+            false => 0,
+        }
     }
 
     /// What the built-in trainer trains; an error if an external trainer runs.

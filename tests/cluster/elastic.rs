@@ -1,6 +1,6 @@
 //! The pool shrinks and grows; the global batch is kept and no sample is lost.
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::losses;
 use super::support::{Job, kit, kubectl, node_without_controller, recipe, restored};
@@ -26,7 +26,8 @@ fn a_cordoned_node_is_left_with_a_checkpoint_and_reused() {
     let pods = job.pods();
     let _restored = restored("kubectl", &["uncordon", "node3"]);
     kubectl(&["cordon", "node3"]);
-    job.wait_training_on(2);
+    let status = job.wait_training_on(2);
+    assert!(continues_in_place(&status), "{status}");
     let survivors = job.pods_left(2);
     assert!(
         survivors
@@ -35,6 +36,7 @@ fn a_cordoned_node_is_left_with_a_checkpoint_and_reused() {
     );
     kubectl(&["uncordon", "node3"]);
     let after = job.wait_training_on(3);
+    assert!(continues_in_place(&after), "{after}");
     assert_eq!(
         before["plan"]["globalBatchSize"],
         after["plan"]["globalBatchSize"]
@@ -56,6 +58,7 @@ pub fn loses_power(job: Job) {
     let status = job.wait_training_on(2);
     assert_eq!(status["disruptions"], 1);
     assert_eq!(status["restarts"], 0);
+    assert!(continues_in_place(&status), "{status}");
     // Its peers reported the loss; Kubernetes had not detected it yet.
     let lost = status["history"][1]["message"].as_str().unwrap();
     assert!(lost.contains("unreachable for its peers"), "{lost}");
@@ -123,8 +126,19 @@ fn a_scaled_job_moves_to_the_requested_nodes() {
     let job = Job::apply("scaled", &recipe(2_000_000), json!({}));
     job.wait_training_on(3);
     kubectl(&["scale", "tj", "scaled", "--replicas=1"]);
-    job.wait_training_on(1);
+    let status = job.wait_training_on(1);
+    assert!(continues_in_place(&status), "{status}");
+    kubectl(&["scale", "tj", "scaled", "--replicas=3"]);
+    let status = job.wait_training_on(3);
+    assert!(continues_in_place(&status), "{status}");
     job.settle(96);
+}
+
+/// Whether processes continue in the newest generation.
+fn continues_in_place(status: &Value) -> bool {
+    let record = &status["jobGeneration"]["record"];
+    let member = |member: &Value| member["carries"].is_array();
+    record["carried"].is_object() && record["members"].as_array().unwrap().iter().any(member)
 }
 
 #[test]

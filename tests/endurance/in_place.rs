@@ -13,13 +13,24 @@ fn recipe(changes: Value) -> Value {
     spec
 }
 
-fn record(run: &Run, generation: u64) -> Value {
+/// The record of a generation.
+pub fn record(run: &Run, generation: u64) -> Value {
     let path = run.out().join(format!("gen-{generation}/record.json"));
     serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
 }
 
-fn ranks(run: &Run, generation: u64, count: u64) -> Vec<Pid> {
+/// The processes of the ranks of a generation.
+pub fn ranks(run: &Run, generation: u64, count: u64) -> Vec<Pid> {
     (0..count).map(|rank| run.rank(generation, rank)).collect()
+}
+
+/// How many processes have stood by in a generation.
+pub fn spares(run: &Run, generation: u64) -> usize {
+    let logs = run.out().join(format!("gen-{generation}/logs"));
+    let names = std::fs::read_dir(logs).unwrap();
+    let mut names: Vec<_> = names.map(|it| it.unwrap().file_name()).collect();
+    names.retain(|name| name.to_string_lossy().starts_with("spare-"));
+    names.len()
 }
 
 fn has_checkpoints(run: &Run, generation: u64) -> bool {
@@ -77,12 +88,7 @@ fn a_world_that_is_to_change_pauses_and_needs_no_checkpoint() {
     let larger = ranks(&run, 2, 4);
     assert_eq!(larger[..2], before);
     // Those that were added stood by before the others paused.
-    let logs = std::fs::read_dir(run.out().join("gen-1/logs")).unwrap();
-    let spares = logs.filter(|log| {
-        let name = log.as_ref().unwrap().file_name();
-        name.to_string_lossy().starts_with("spare-")
-    });
-    assert_eq!(spares.count(), 2);
+    assert_eq!(spares(&run, 1), 2);
     assert!(run.call("resize", &["3"]).status.success());
     run.wait_for_steps(3, 5);
     assert_eq!(ranks(&run, 3, 3), larger[..3]);
@@ -145,6 +151,37 @@ fn losses_in_quick_succession_lose_no_sample() {
         proved(&run, 2400);
         same_losses(&run, &undisturbed);
     }
+}
+
+#[test]
+fn a_process_that_stands_by_takes_the_place_of_a_killed_rank() {
+    let changes = json!({"elasticity": {"spares": 1}, "budget": {"samples": 12_000}});
+    let spec = recipe(changes);
+    let run = Run::of(spec.clone());
+    let launched = run.start(&["--procs", "3"]);
+    for (generation, lost, spare) in [(1, 1, 0), (2, 0, 1)] {
+        let log = format!("gen-{generation}/logs/spare-{spare}.log");
+        let log = run.out().join(log);
+        wait_for("a process that stands by", || {
+            let log = std::fs::read_to_string(&log).ok()?;
+            log.contains("stands by").then_some(())
+        });
+        let trained = run.generation_steps(generation).len();
+        run.wait_for_steps(generation, trained + 10);
+        let mut kept = ranks(&run, generation, 3);
+        kept.remove(lost);
+        run.signal_rank(generation, lost as u64, Signal::KILL);
+        run.wait_for_steps(generation + 1, 5);
+        let after = ranks(&run, generation + 1, 3);
+        assert_eq!(after[..2], kept);
+        let path = format!("/proc/{}/cmdline", after[2].as_raw_nonzero());
+        let command = std::fs::read_to_string(path).unwrap();
+        assert!(command.contains("--stand-by"), "{command}");
+    }
+    assert!(launched.wait().success(), "{}", run.log());
+    assert_eq!(run.worlds(), [3, 3, 3]);
+    proved(&run, 12_000);
+    same_losses(&run, &undisturbed(spec));
 }
 
 /// Each rank of a sharded model has a part of it only.

@@ -159,6 +159,11 @@ impl Lab {
         sh(&format!("kill -TERM {}", self.of_evenkeel(host).join(" ")));
     }
 
+    /// Kills the processes of Evenkeel on a host, which stays.
+    pub fn kill(&self, host: u32) {
+        sh(&format!("kill -KILL {}", self.of_evenkeel(host).join(" ")));
+    }
+
     /// Waits until a host has no process of Evenkeel.
     pub fn wait_for_none(&self, host: u32) {
         wait_for("the end of Evenkeel's processes on a host", || {

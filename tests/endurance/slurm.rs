@@ -65,7 +65,7 @@ fn a_job_of_slurm_outlives_a_node_and_a_preemption() {
 }
 
 /// Waits for a world of this size, and returns the number of its generation once it trains.
-fn wait_for_world(run: &Run, after: u64, size: u64) -> u64 {
+pub fn wait_for_world(run: &Run, after: u64, size: u64) -> u64 {
     let generation = wait_for(&format!("{size} ranks: {}", run.log()), || {
         let state = run.state()?;
         let rows = state["generations"].as_array()?;
@@ -265,6 +265,7 @@ fn a_run_outlives_announced_jobs_of_a_higher_qos() {
 }
 
 #[test]
+#[ignore = "takes minutes: scripts/nightly.sh"]
 fn a_submitted_run_keeps_its_checkpoints_in_a_bucket() {
     if !is_possible(&PROGRAMS) {
         return;

@@ -219,6 +219,10 @@ impl PodAgent {
             external_checkpoint,
             ..AgentState::default()
         };
+        let on_cpu = |job: &Membership| job.device == DeviceKind::Cpu;
+        let on_cpu = self.job.as_deref().is_some_and(on_cpu);
+        let planned = Run::read(run).map_or(0, |run| run.spares(&record.plan));
+        self.spares = if on_cpu { planned } else { 0 };
         self.log.begin(run, record.number, first == 0);
         self.current = Some(host);
         self.pace = Pace::default();

@@ -1,17 +1,17 @@
 //! A pod that is to join a running world: its processes start, load the data and reserve their memory while the others train.
 
+use std::io;
 use std::time::{Duration, Instant};
 
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::PodAgent;
+use crate::bucket::Bucket;
 use crate::host::{HostGeneration, Start};
 use crate::inventory::Inventory;
 use crate::lifecycle::agent_state::Problem;
 use crate::lifecycle::{Generation, files};
-use crate::recipe::schema::spec::Strategy;
 use crate::train::Run;
-use crate::train::preferences::Loss;
 use crate::util::durable::FileError;
 use crate::util::key::Key;
 
@@ -39,21 +39,47 @@ impl PodAgent {
 
     /// Whether a process can become a rank of this world without a checkpoint.
     fn may_join(&self, record: &Generation) -> bool {
-        let is_built_in = self.external_job().is_none();
-        let is_whole = record.plan.facts.strategy == Strategy::Ddp;
-        let is_possible = is_built_in && is_whole && self.identity.bucket.is_none();
-        let is_prepared = self.is_set_up && self.identity.run.join(files::RUN).exists();
-        is_possible
-            && is_prepared
-            && Run::read(&self.identity.run).is_ok_and(|run| Loss::of(&run.spec).is_none())
+        let is_here = self.identity.bucket.is_none() && self.is_set_up;
+        let is_prepared = is_here && self.identity.run.join(files::RUN).exists();
+        let run = is_prepared.then(|| Run::read(&self.identity.run));
+        run.is_some_and(|run| run.is_ok_and(|run| run.takes_processes(&record.plan)))
     }
 
     fn standby_of(&self, record: &Generation) -> Result<Standby, Problem> {
+        let gpus = self.gpus(&Inventory::discover())?;
+        let host = self.with_start(record, 0, &[], |start| {
+            HostGeneration::start(start, None, &self.events)
+        })?;
+        // Other pods may write their logs beside those of this one.
+        let first = xxh3_64(self.identity.pod.as_bytes()) >> 32;
+        let mut host = host.with_spares_from(first);
+        for device in 0..self.identity.devices {
+            let gpu = usize::try_from(device)
+                .ok()
+                .and_then(|device| gpus.get(device));
+            let gpu = gpu.map_or(&[][..], std::slice::from_ref);
+            self.with_start(record, self.identity.devices, gpu, |start| {
+                host.stand_by(start, &self.events)
+            })?;
+        }
+        Ok(Standby {
+            host,
+            since: Instant::now(),
+        })
+    }
+
+    /// Starts something for this pod in a generation. `count`: processes that share the pod's processors.
+    fn with_start<T>(
+        &self,
+        record: &Generation,
+        count: u64,
+        gpus: &[String],
+        start: impl FnOnce(&Start<'_>) -> io::Result<T>,
+    ) -> Result<T, Problem> {
         let run = &self.identity.run;
         let cannot = |error| FileError::from_io("start processes in", run, 0, error);
-        let gpus = self.gpus(&Inventory::discover())?;
         let deadline = self.job.as_ref().map(|job| job.progress_deadline);
-        let start = |count, gpus, key| Start {
+        let started = start(&Start {
             evenkeel: &self.identity.program,
             run_dir: run,
             generation: record,
@@ -61,28 +87,30 @@ impl PodAgent {
             count,
             cores: self.identity.cores,
             gpus,
-            key,
+            key: &Key::random().map_err(cannot)?,
             progress_deadline: deadline.unwrap_or_default(),
-            bucket: None,
+            bucket: self.identity.bucket.as_ref().map(Bucket::base),
             shows_built_in: false,
+        });
+        Ok(started.map_err(cannot)?)
+    }
+
+    /// Keeps as many processes standing by beside the ranks as the recipe asks for. Where the ranks use GPUs, none is free.
+    pub(super) fn keep_spares(&mut self) {
+        let wanted = self.spares;
+        let Some(mut current) = self.current.take_if(|it| it.lacks_spares(wanted)) else {
+            return;
         };
-        let key = Key::random().map_err(cannot)?;
-        let host = HostGeneration::start(&start(0, &[], &key), None, &self.events);
-        // Other pods may write their logs beside those of this one.
-        let first = xxh3_64(self.identity.pod.as_bytes()) >> 32;
-        let mut host = host.map_err(cannot)?.with_spares_from(first);
-        for device in 0..self.identity.devices {
-            let gpu = usize::try_from(device)
-                .ok()
-                .and_then(|device| gpus.get(device));
-            let gpu = gpu.map_or(&[][..], std::slice::from_ref);
-            let start = start(self.identity.devices, gpu, &key);
-            host.stand_by(&start, &self.events).map_err(cannot)?;
+        let record = current.record.clone();
+        let count = current.ranks().end - current.ranks().start;
+        let started = self.with_start(&record, count, &[], |start| {
+            current.stand_by(start, &self.events)
+        });
+        self.current = Some(current);
+        if let Err(problem) = started {
+            self.spares = 0;
+            self.warn(problem.message);
         }
-        Ok(Standby {
-            host,
-            since: Instant::now(),
-        })
     }
 
     /// Publishes whether the processes only begin to stand by.

@@ -519,6 +519,7 @@ impl Hosts {
                 DeviceKind::Cpu => Vec::new(),
             };
             let share = Share {
+                slot,
                 host: Arc::clone(remote),
                 own_disk: own_disk(job, &host.name),
                 count: ranks,

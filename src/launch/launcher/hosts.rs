@@ -58,6 +58,7 @@ impl Launcher<'_> {
             if let Some(Lost { host, fenced }) = lost {
                 self.in_trouble();
                 if let Some(current) = &mut self.current {
+                    current.host.lose_spares(host as u64);
                     let shares = current.shares.iter().filter(|(of, _)| *of == host);
                     for (_, ranks) in shares {
                         current.host.lose(ranks.clone(), &message);

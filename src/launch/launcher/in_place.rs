@@ -1,21 +1,22 @@
 //! Ranks continue in the next generation with their processes and states: those that are left after a loss, and all of them
-//! when the world is to change. What a larger world needs is started while the smaller one trains.
+//! when the world is to change. The processes that a larger world needs are started while the smaller one trains.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::{Current, Launcher};
-use crate::host::{Share, Start, gpus};
+use crate::host::{HostGeneration, LOST, Share, Start, gpus};
 use crate::launch::LaunchError;
 use crate::lifecycle::generation::Carried;
 use crate::lifecycle::{Member, RankAction, Reason, in_place, rank_status};
-use crate::plan::Reached;
+use crate::plan::{DeviceKind, Reached};
 use crate::recipe::schema::spec::Strategy;
-use crate::train::preferences::Loss;
 use crate::util::key::Key;
 
 /// Time in which a killed process ends.
 const ENDING: Duration = Duration::from_secs(2);
+/// Time in which it ends on another host, or that host counts as lost.
+const ENDING_ELSEWHERE: Duration = LOST.saturating_add(ENDING);
 /// Time in which a process begins to stand by.
 const PREPARING: Duration = Duration::from_secs(120);
 
@@ -92,83 +93,135 @@ impl Launcher<'_> {
         shares.iter().flat_map(|share| share.gpus.clone()).collect()
     }
 
-    /// Whether a process without a state can become one of the ranks: what a reference model says of the data is agreed on
-    /// when a run starts or resumes.
-    fn takes_others(&self) -> bool {
-        Loss::of(&self.run.spec).is_none()
-    }
-
     /// Whether the ranks, which are to leave their world, wait in place of a commit: they continue in another one.
     pub(super) fn pauses(&self) -> bool {
-        let stops = self.stop.is_some() || self.signals.load(Ordering::Relaxed) > 0;
         let host = self.current.as_ref().map(|current| &current.host);
         let can_carry_on = host.is_some_and(|it| {
             let is_whole = it.record.plan.facts.strategy == Strategy::Ddp;
-            it.can_carry_on() && is_whole && it.is_ready()
+            it.can_carry_on() && is_whole && it.is_ready() && it.trouble().is_none()
         });
-        can_carry_on && !stops
+        can_carry_on && !self.stops()
     }
 
-    /// Before a change `towards` another world: starts the processes that it needs besides those of this one. True while
-    /// they begin to stand by.
+    /// Whether the user or the machine wants the run to stop.
+    fn stops(&self) -> bool {
+        self.stop.is_some() || self.signals.load(Ordering::Relaxed) > 0
+    }
+
+    /// Before a change `towards` a larger world: starts the processes that it needs besides those of this one, on the hosts
+    /// that will run them. True while they begin to stand by.
     pub(super) fn prepares(&mut self, towards: Option<u64>) -> Result<bool, LaunchError> {
-        let (pauses, takes_others) = (self.pauses(), self.takes_others());
-        let here = self.hosts.is_none();
-        let Some(current) = (self.current.as_mut()).filter(|_| here && pauses && takes_others)
-        else {
+        let world = self.current.as_ref().map_or(0, |it| it.host.record.world());
+        let larger = towards.filter(|towards| *towards > world);
+        // A host with its own disk brings what they read when its ranks start.
+        let plan = self.current.as_ref().map(|it| &it.host.record.plan);
+        let takes = plan.is_some_and(|plan| self.run.takes_processes(plan));
+        let is_possible = takes && self.pauses() && self.bucket_run.is_none();
+        let Some(larger) = larger.filter(|_| is_possible) else {
             return Ok(false);
         };
-        let host = &mut current.host;
-        let further = towards.unwrap_or(0).saturating_sub(host.record.world());
-        let further = usize::try_from(further).unwrap_or(usize::MAX);
-        if let Some(since) = self.preparing {
+        if let (Some(since), Some(current)) = (self.preparing, &self.current) {
             // One that has ended will be started again with the next world.
-            return Ok(!host.are_spares_ready() && since.elapsed() < PREPARING);
+            return Ok(!current.host.are_spares_ready() && since.elapsed() < PREPARING);
         }
+        let (members, shares) = self.members(larger);
+        let Some(mut current) = self.current.take() else {
+            return Ok(false);
+        };
         self.preparing = Some(Instant::now());
-        let record = host.record.clone();
-        let free = self.gpus.iter().filter(|gpu| !current.gpus.contains(gpu));
-        let mut free = free.cloned();
-        let key = Key::random().map_err(|error| LaunchError::Spawn { error })?;
-        while host.spares() < further {
-            let gpus: Vec<String> = free.next().into_iter().collect();
-            let start = Start {
-                evenkeel: &self.program,
-                run_dir: self.run_dir.path(),
-                generation: &record,
-                first: 0,
-                count: towards.unwrap_or(1),
-                cores: self.cores,
-                gpus: &gpus,
-                key: &key,
-                progress_deadline: self.progress_deadline,
-                bucket: None,
-                shows_built_in: false,
-            };
-            let started = host.stand_by(&start, &self.events.0);
-            started.map_err(|error| LaunchError::Spawn { error })?;
+        let mut started = Ok(());
+        for (index, member) in members.iter().enumerate() {
+            let share = shares.get(index);
+            let used = current.gpus_on(member.slot);
+            let all = share.map_or(&self.gpus, |share| &share.gpus);
+            let free = all.iter().filter(|gpu| !used.contains(gpu)).cloned();
+            let mut free = free.collect::<Vec<_>>().into_iter();
+            let mut here = current.host.record.members.iter();
+            let here = here.find(|it| it.slot == member.slot);
+            let here = here.map_or(0, |it| it.ranks) + current.host.spares(member.slot);
+            for _ in here..member.ranks {
+                let gpus: Vec<String> = free.next().into_iter().collect();
+                let one = self.stand_by(&mut current.host, share, member.ranks, &gpus);
+                started = started.and(one);
+            }
         }
-        Ok(further > 0)
+        self.current = Some(current);
+        started.map(|()| true)
     }
 
-    /// Ends processes that no change needs any more.
-    pub(super) fn dismiss_spares(&mut self) {
-        if let Some(current) = self.current.as_mut().filter(|it| !it.host.is_draining()) {
-            self.preparing = None;
-            current.host.dismiss();
+    /// Starts a process that stands by on this machine or on another host, with its GPU. `count`: processes that share the
+    /// machine's processors.
+    fn stand_by(
+        &self,
+        host: &mut HostGeneration,
+        share: Option<&Share>,
+        count: u64,
+        gpus: &[String],
+    ) -> Result<(), LaunchError> {
+        let cannot = |error| LaunchError::Spawn { error };
+        let record = host.record.clone();
+        let start = Start {
+            evenkeel: &self.program,
+            run_dir: self.run_dir.path(),
+            generation: &record,
+            first: 0,
+            count,
+            cores: self.cores,
+            gpus,
+            key: &Key::random().map_err(cannot)?,
+            progress_deadline: self.progress_deadline,
+            bucket: None,
+            shows_built_in: false,
+        };
+        let started = match share {
+            Some(share) => host.stand_by_on(share, &start, &self.events.0),
+            None => host.stand_by(&start, &self.events.0),
+        };
+        started.map_err(cannot)
+    }
+
+    /// Keeps as many processes standing by as the recipe asks for, and ends others that no change needs any more.
+    pub(super) fn keep_spares(&mut self) -> Result<(), LaunchError> {
+        let Some(mut current) = self.current.take_if(|it| !it.host.is_draining()) else {
+            return Ok(());
+        };
+        self.preparing = None;
+        let plan = &current.host.record.plan;
+        let (world, is_on_cpu) = (plan.facts.world_size, self.run.device == DeviceKind::Cpu);
+        let wanted = match self.hosts {
+            None => self.run.spares(plan),
+            // Each host would need its own.
+            Some(_) => 0,
+        };
+        current.host.dismiss(wanted);
+        let mut kept = Ok(());
+        while kept.is_ok() && current.host.lacks_spares(wanted) {
+            let gpu = current.host.free_gpu(&self.gpus).cloned();
+            if gpu.is_none() && !is_on_cpu {
+                break;
+            }
+            let gpus: Vec<String> = gpu.into_iter().collect();
+            kept = self.stand_by(&mut current.host, None, world, &gpus);
         }
+        self.current = Some(current);
+        kept
     }
 
     /// Lets the ranks that wait commit what no checkpoint has, and end; false if none waits.
     pub(super) fn release(&mut self) -> bool {
         let committed = self.state.committed_samples();
+        let ending = if self.hosts.is_some() && !self.stops() {
+            ENDING_ELSEWHERE
+        } else {
+            ENDING
+        };
         let Some(current) = self.current.as_mut().filter(|it| it.host.waits()) else {
             return false;
         };
         let host = &mut current.host;
         // One that cannot answer has been killed, and ends soon.
         let is_complete = host.statuses().iter().all(|it| it.as_left().is_some());
-        let is_overdue = host.settled().is_some_and(|since| since.elapsed() > ENDING);
+        let is_overdue = host.settled().is_some_and(|since| since.elapsed() > ending);
         if host.can_carry_on() && !is_complete && !is_overdue {
             return false;
         }
@@ -191,13 +244,19 @@ impl Current {
     fn gpus_for(&self, member: &Member, all: &[String]) -> Vec<String> {
         let local = |rank: u64| usize::try_from(rank).unwrap_or(usize::MAX);
         let theirs = (member.carries.iter()).filter_map(|rank| self.gpus.get(local(*rank)));
-        let kept: Vec<String> = theirs.chain(self.host.gpus_of_spares()).cloned().collect();
+        let spares = self.host.gpus_of_spares(member.slot);
+        let kept: Vec<String> = theirs.chain(spares).cloned().collect();
+        gpus::in_place(&kept, self.gpus_on(member.slot), all)
+    }
+
+    /// The GPUs of the ranks of a host.
+    fn gpus_on(&self, slot: u64) -> &[String] {
+        let local = |rank: u64| usize::try_from(rank).unwrap_or(usize::MAX);
         let mut shares = self.host.record.shares();
-        let its = shares.find(|(_, before)| before.slot == member.slot);
-        let its = its.map_or(0..0, |(first, before)| {
-            local(first)..local(first + before.ranks)
+        let its = shares.find(|(_, member)| member.slot == slot);
+        let its = its.map_or(0..0, |(first, member)| {
+            local(first)..local(first + member.ranks)
         });
-        let before = self.gpus.get(its).unwrap_or_default();
-        gpus::in_place(&kept, before, all)
+        self.gpus.get(its).unwrap_or_default()
     }
 }

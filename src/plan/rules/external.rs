@@ -648,6 +648,7 @@ mod tests {
         let fixed = Elasticity {
             min: Some(2),
             max: Some(2),
+            spares: 0,
         };
         assert_eq!(count("python train.py {recipe}", fixed), 0);
     }

@@ -3,9 +3,15 @@
 use super::{Case, Check, Findings, Rule, file, multiples, native};
 use crate::plan::arithmetic::product;
 use crate::plan::draft::{axes, model_parallel, ranks};
+use crate::recipe::schema::spec::Strategy;
 use crate::recipe::{Dialect, Severity};
 
-pub(super) const RULES: &[&Rule] = &[&PARALLELISM_PRODUCT, &ELASTICITY_BOUNDS, &ONE_MACHINE];
+pub(super) const RULES: &[&Rule] = &[
+    &PARALLELISM_PRODUCT,
+    &ELASTICITY_BOUNDS,
+    &IDLE_SPARES,
+    &ONE_MACHINE,
+];
 
 const PARALLELISM_PRODUCT: Rule = Rule {
     id: "parallelism-product",
@@ -172,6 +178,40 @@ fn elasticity_bounds(case: &Case<'_>, findings: &mut Findings<'_>) {
         let message = format!("{count} are more than {upper} {max}");
         let help = format!("ask for {max} or fewer, or raise it");
         findings.at(&paths[1..], message, help);
+    }
+}
+
+const IDLE_SPARES: Rule = Rule {
+    id: "idle-spares",
+    severity: Severity::Warning,
+    summary: "no process can stand by for the ranks of this recipe",
+    text: include_str!("texts/idle-spares.md"),
+    wrong: native(
+        "--gpus 8",
+        "  batch: {global: 128, per_device_batch_size: 4}\n  elasticity: {spares: 1}\n  parallel: {strategy: fsdp}\n",
+    ),
+    right: native(
+        "--gpus 8",
+        "  batch: {global: 128, per_device_batch_size: 4}\n  elasticity: {spares: 1}\n",
+    ),
+    check: Check::Plan(idle_spares),
+};
+
+fn idle_spares(case: &Case<'_>, findings: &mut Findings<'_>) {
+    let spec = case.spec();
+    let why = if spec.trainer.is_external() || case.request.runner.is_external() {
+        "an external trainer starts with all of its ranks"
+    } else if spec.parallel.strategy != Strategy::Ddp {
+        "a rank of a sharded model has a part of it only"
+    } else if !spec.objective.is_likelihood() {
+        "a loss over preferences agrees on its reference at the start"
+    } else {
+        return;
+    };
+    let path = "elasticity.spares";
+    if spec.elasticity.spares > 0 {
+        let message = format!("{} has no effect: {why}", case.key(path));
+        findings.at(&[path], message, "remove it");
     }
 }
 
