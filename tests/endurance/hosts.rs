@@ -261,7 +261,8 @@ fn hosts_that_cannot_be_used_are_named_with_what_to_do() {
         ],
     );
     lab.on(1, "ip route delete unreachable 10.9.0.2/32");
-    // A damaged copy of the program is replaced.
+    // A damaged copy of the program is replaced. One that runs cannot be damaged.
+    lab.hosts().for_each(|host| lab.wait_for_none(host));
     sh(&format!(
         "truncate -s 1000 {}/cache/evenkeel/bin/*/evenkeel",
         lab.place().display()
