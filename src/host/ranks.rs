@@ -12,10 +12,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{
     Pid, PidfdFlags, Resource, Rlimit, Signal, WaitId, WaitIdOptions, kill_process_group,
     pidfd_open, pidfd_send_signal, prlimit, waitid,
@@ -29,6 +30,8 @@ use crate::lifecycle::protocol::{Assignment, Ending, Order, Report, exit};
 use crate::util::input;
 use crate::util::lock::lock;
 
+/// Time in which killed processes end.
+const ENDING: Duration = Duration::from_secs(5);
 /// Time in which an aborted program writes its stacks.
 const ABORT: Duration = Duration::from_secs(5);
 
@@ -413,7 +416,7 @@ impl RankGroup for Ranks {
             process.place(start, rank, events);
         }
         self.processes = chosen;
-        before.values().for_each(Process::kill);
+        end(before.values());
         for local in self.processes.len() as u64..start.count {
             let process = Process::start(start, None, local, events)?;
             self.processes.push(process);
@@ -466,7 +469,21 @@ impl RankGroup for Ranks {
 impl Drop for Ranks {
     fn drop(&mut self) {
         self.kill();
-        self.spares.iter().for_each(|(_, process)| process.kill());
+        end(self.spares.iter().map(|(_, process)| process));
+    }
+}
+
+/// Kills processes and waits until their devices are free for those that follow.
+fn end<'p>(processes: impl Iterator<Item = &'p Process>) {
+    let killed: Vec<&Process> = processes.inspect(|process| process.kill()).collect();
+    let deadline = Instant::now() + ENDING;
+    for process in killed {
+        // A pidfd can be read once its process has ended.
+        let left = deadline.saturating_duration_since(Instant::now());
+        let left = Timespec::try_from(left).ok();
+        let mut ended = [PollFd::new(&process.handle, PollFlags::IN)];
+        // One that does not end holds no other up.
+        let _ = poll(&mut ended, left.as_ref());
     }
 }
 

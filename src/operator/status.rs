@@ -358,6 +358,13 @@ impl Reconciliation<'_> {
             return TrainingJobStatus { phase, ..status };
         }
         let problem = problem.or(cluster.stalled.as_ref());
+        let mut cordoned = cluster
+            .slots
+            .iter()
+            .filter(|it| it.pod == PodState::Cordoned);
+        let cordoned = cordoned.find_map(|it| cluster.reasons.get(&it.slot));
+        let waiting = cordoned
+            .map(|cause| format!("{cause}: its ranks leave when other pods can take their place"));
         let is_external = !status.command(&self.job.spec).is_empty();
         let arrived = |change: &Rescale| {
             if is_external {
@@ -372,7 +379,7 @@ impl Reconciliation<'_> {
         let ends = status.generation.as_ref().is_some_and(ends);
         TrainingJobStatus {
             phase,
-            message: problem.cloned().unwrap_or_default(),
+            message: problem.cloned().or(waiting).unwrap_or_default(),
             // The time that the others have to notice a loss counts from it.
             rescale_since: if settled && !ends && !in_trouble(cluster) {
                 None

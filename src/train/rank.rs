@@ -310,11 +310,9 @@ fn train<'a>(
                 held: trainer.held(),
             });
             let drained = || Ok(Left::Ended(Ending::Drained));
-            // Without an agent, the ranks have the same state, and the first one commits it.
-            let order = trainer.orders.next(ORDERS).or_else(|| {
-                let is_gone = trainer.orders.agent_is_gone().load(Ordering::Relaxed);
-                (options.rank == 0 && is_gone).then_some(Order::Commit)
-            });
+            // All ranks have the same state. Without an order, the first one commits it.
+            let alone = || (options.rank == 0).then_some(Order::Commit);
+            let order = trainer.orders.next(ORDERS).or_else(alone);
             obey(order, trainer, drained)
         }
         Ok(ending) => Ok(Left::Ended(ending)),

@@ -138,6 +138,7 @@ async fn a_cordoned_node_is_left_when_another_pod_stands_by() {
         cluster.reconcile().await.unwrap();
         assert!(!cluster.status().generation.unwrap().drain);
     }
+    insta::assert_snapshot!(cluster.status().message, @"node b is cordoned: its ranks leave when other pods can take their place");
     cluster.agent(&joins, json!({"continues": true}));
     cluster.reconcile().await.unwrap();
     let current = cluster.status().generation.unwrap();
