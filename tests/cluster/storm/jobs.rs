@@ -48,6 +48,11 @@ impl Kind {
     }
 }
 
+/// Whether the jobs have the same bits in every world (`determinism: world`): with `EVENKEEL_STORM_BITS`.
+pub fn is_exact() -> bool {
+    std::env::var_os("EVENKEEL_STORM_BITS").is_some()
+}
+
 /// Recipe of a kind; that of DDP and FSDP is the same.
 pub fn recipe(kind: Kind) -> Value {
     let mut recipe = support::recipe(STEPS * BATCH);
@@ -59,9 +64,14 @@ pub fn recipe(kind: Kind) -> Value {
     model["intermediate_size"] = json!(88);
     model["max_position_embeddings"] = json!(16);
     spec["data"]["sequence_length"] = json!(16);
+    if is_exact() {
+        spec["determinism"] = json!("world");
+        spec["batch"]["per_device_batch_size"] = json!(1);
+    }
     match kind {
         Kind::Ddp | Kind::Fsdp => {}
         Kind::NormTest => {
+            spec["elasticity"] = json!({"spares": 1});
             spec["schedule"] =
                 json!({"kind": "norm-test", "eta": 0.3, "interval": 20, "max_batch": 4 * BATCH});
         }

@@ -2,7 +2,8 @@
 //!
 //! `EVENKEEL_STORM_SEED` and `EVENKEEL_STORM_MINUTES` choose the storm. A failure repeats with the same seed, as far as
 //! times on a busy machine do. `EVENKEEL_STORM_ALL=1` also evicts pods, deletes jobs and their companion objects, and
-//! restores etcd from data that are up to a minute old.
+//! restores etcd from data that are up to a minute old. With `EVENKEEL_STORM_BITS` the jobs must keep the bits of
+//! undisturbed ones.
 
 mod faults;
 mod jobs;
