@@ -33,7 +33,6 @@ a = p.parse_args()
 BATCH, RANKS = 12, 3
 # torchrun and torchft find a peer that is gone after 2 s, as in recovery.py. torchft's default is 5 s.
 HEARTBEAT = 2
-ON_LOOPBACK = os.environ | {"GLOO_SOCKET_IFNAME": "lo"}
 
 
 class Lines:
@@ -84,6 +83,10 @@ class Program:
 
     def __init__(self, directory):
         self.directory, self.processes = directory, []
+
+    def environment(self):
+        """On loopback, with all temporary files in the folder."""
+        return os.environ | {"GLOO_SOCKET_IFNAME": "lo", "TMPDIR": str(self.directory)}
 
     def start(self, words, **options):
         with (self.directory / "output").open("ab") as output:
@@ -162,7 +165,7 @@ class Torchrun(Program):
                  "--rdzv_conf=join_timeout=60,last_call_timeout=1,timeout=60,keep_alive_interval=1,"
                  f"keep_alive_max_attempt={HEARTBEAT}", str(here / "recovery_peer.py"), str(self.log)]
         for number in range(RANKS):
-            self.start(words, env=ON_LOOPBACK)
+            self.start(words, env=self.environment())
             # The first agent holds the rendezvous.
             while number == 0 and socket.socket().connect_ex(("127.0.0.1", port)) != 0:
                 self.tend()
@@ -184,15 +187,17 @@ class Torchrun(Program):
 class Torchft(Program):
     again = 0
 
+    def environment(self):
+        return super().environment() | {"PYTHONPATH": a.torchft}
+
     def begin(self):
         self.log = self.directory / "steps.jsonl"
         self.file = Lines(self.log)
-        self.environment = ON_LOOPBACK | {"PYTHONPATH": a.torchft, "TORCH_CPP_LOG_LEVEL": "ERROR"}
         port = free_port()
         self.address = f"http://127.0.0.1:{port}"
         lighthouse = str(pathlib.Path(a.torchft, "bin/torchft_lighthouse"))
         self.start([a.python, lighthouse, "--bind", f"127.0.0.1:{port}", "--min_replicas", "1",
-                    "--heartbeat_timeout_ms", str(1000 * HEARTBEAT)], env=self.environment)
+                    "--heartbeat_timeout_ms", str(1000 * HEARTBEAT)], env=self.environment())
         while socket.socket().connect_ex(("127.0.0.1", port)) != 0:
             super().tend()
             time.sleep(0.05)
@@ -200,7 +205,7 @@ class Torchft(Program):
 
     def replica(self, number):
         words = [a.python, str(here / "goodput_torchft.py"), str(self.log), self.address, str(number)]
-        return self.start(words, env=self.environment)
+        return self.start(words, env=self.environment())
 
     def tend(self):
         for number, process in enumerate(self.replicas):

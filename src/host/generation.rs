@@ -62,6 +62,9 @@ pub struct HostGeneration {
     spares_started: usize,
 }
 
+/// What processes hold, by their ranks in the generation in which they continue.
+type HeldByRank = Vec<(u64, HeldState)>;
+
 /// A process that stands by.
 struct Spare {
     number: u64,
@@ -148,10 +151,7 @@ impl HostGeneration {
 
     /// Leaves to the other hosts what continues in another generation, and ends the rest. Returns what the processes hold
     /// that continue, by their ranks there, and for each host the processes that stand by and become ranks.
-    fn leave_to_hosts(
-        mut self,
-        next: &Generation,
-    ) -> (Vec<(u64, HeldState)>, BTreeMap<u64, Vec<u64>>) {
+    fn leave_to_hosts(mut self, next: &Generation) -> (HeldByRank, BTreeMap<u64, Vec<u64>>) {
         let held = self.held_in(next);
         let taken = |member: &Member| {
             let wanted = member.ranks.saturating_sub(member.carries.len() as u64);
@@ -241,7 +241,7 @@ impl HostGeneration {
     }
 
     /// What the processes hold that continue in another generation, by their ranks there.
-    fn held_in(&self, next: &Generation) -> Vec<(u64, HeldState)> {
+    fn held_in(&self, next: &Generation) -> HeldByRank {
         let places = next.shares().flat_map(|(first, member)| {
             let places = (first..).zip(&member.carries);
             places.filter_map(|(rank, old)| Some((rank, self.status(*old)?.held()?)))
@@ -249,7 +249,7 @@ impl HostGeneration {
         places.collect()
     }
 
-    fn with_held(mut self, held: Vec<(u64, HeldState)>) -> HostGeneration {
+    fn with_held(mut self, held: HeldByRank) -> HostGeneration {
         for (rank, held) in held {
             if let Some(local) = self.local(rank) {
                 self.statuses[local] = RankStatus::carrying(held);
@@ -587,9 +587,7 @@ impl HostGeneration {
     /// Forgets the processes that stood by on a host that is lost.
     pub fn lose_spares(&mut self, slot: u64) {
         self.spares.retain(|spare| spare.slot != slot);
-        let stays =
-            |group: &Box<dyn RankGroup + Send>| group.slot() != slot || !group.ranks().is_empty();
-        self.ranks.retain(stays);
+        (self.ranks).retain(|group| group.slot() != slot || !group.ranks().is_empty());
     }
 
     /// This checkpoint is committed: hosts with their own disks need no copies of older ones.
