@@ -17,6 +17,7 @@ here = pathlib.Path(__file__).resolve().parent
 p = argparse.ArgumentParser(formatter_class=argparse.RawDescriptionHelpFormatter, description=__doc__)
 p.add_argument("--trials", type=int, default=5)
 p.add_argument("--only", choices=["cordon", "power", "rank"])
+p.add_argument("--spares", type=int, default=0, help="processes that stand by in each pod")
 p.add_argument("--state", default=os.environ.get("CLUSTER_STATE", "/tmp/evenkeel-cluster"))
 a = p.parse_args()
 os.environ["PATH"] = f"{os.environ.get('CLUSTER_BIN', a.state + '-bin')}:{os.environ['PATH']}"
@@ -78,7 +79,8 @@ def power():
 
 def rank():
     ranks = run("pgrep", "-f", f"evenkeel rank .*/{NAME}-").split()
-    os.kill(int(ranks[-1]), signal.SIGKILL)
+    stood_by = lambda pid: "--stand-by" in pathlib.Path(f"/proc/{pid}/cmdline").read_text()
+    os.kill(int([pid for pid in ranks if not stood_by(pid)][-1]), signal.SIGKILL)
     return 3, lambda: None
 
 
@@ -115,6 +117,8 @@ def trial(how):
     return dict(what=how.__name__, seconds=total, idle=idle(generation), formula=change["formula"], **seconds)
 
 
+recipe = json.loads((here / "recovery.json").read_text())
+recipe["spec"]["elasticity"] = {"spares": a.spares} if a.spares else {}
 volume = pathlib.Path(tempfile.mkdtemp())
 volume.chmod(0o777)
 objects = {"apiVersion": "v1", "kind": "List", "items": [
@@ -126,7 +130,7 @@ objects = {"apiVersion": "v1", "kind": "List", "items": [
         "resources": {"requests": {"storage": "1Gi"}}}},
     {"apiVersion": "evenkeel.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": NAME}, "spec": {
         "nodes": 3, "gpusPerNode": 1, "image": "evenkeel.test/evenkeel:1", "trainer": {"device": "Cpu"},
-        "recipe": {"inline": (here / "recovery.json").read_text()}, "checkpoint": {"claim": NAME},
+        "recipe": {"inline": json.dumps(recipe)}, "checkpoint": {"claim": NAME},
         "elasticity": {"scaleUpDelaySeconds": 2}}}]}
 NODES = ["node1", "node2", "node3"]
 for node in NODES:

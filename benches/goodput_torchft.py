@@ -61,7 +61,8 @@ class DistributedDataParallel(torchft.DistributedDataParallel):
 
 store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 manager = torchft.Manager(
-    pg=torchft.ProcessGroupGloo(timeout=timedelta(seconds=10)), load_state_dict=take, state_dict=state, min_replica_size=1,
+    # The timeout of torchft's own example: a survivor may wait so long for another one.
+    pg=torchft.ProcessGroupGloo(timeout=timedelta(seconds=5)), load_state_dict=take, state_dict=state, min_replica_size=1,
     timeout=timedelta(seconds=30), rank=0, world_size=1, store_addr="127.0.0.1", store_port=store.port,
     lighthouse_addr=lighthouse, replica_id=f"replica_{number}", hostname="localhost")
 # As under torchrun, the batch of a step shrinks with the world. Only what was committed counts.

@@ -270,7 +270,7 @@ impl PodAgent {
         if let (Some(wanted), Some(current)) = (published, &mut self.current)
             && current.record.number < wanted.record.number
             && !current.has_ended()
-            && (wanted.outcome.is_some() || !current.continues_in(&wanted.record))
+            && (wanted.outcome.is_some() || joins || !current.continues_in(&wanted.record))
         {
             // The world continues without these ranks. What they commit until their end must be found by the search.
             current.fence();

@@ -364,12 +364,14 @@ impl HostGeneration {
         self.external.is_none()
     }
 
-    /// Whether processes of this host continue in another generation.
+    /// Whether processes of this host continue in another generation, or stand by to join it.
     pub fn continues_in(&self, next: &Generation) -> bool {
         let is_next = next.carried.is_some_and(|it| it.from == self.record.number);
         let ranks = self.ranks();
         let mut carried = next.members.iter().flat_map(|member| &member.carries);
-        is_next && self.can_carry_on() && carried.any(|rank| ranks.contains(rank))
+        let stays = carried.any(|rank| ranks.contains(rank));
+        let joins = self.spares.iter().any(|spare| spare.is_ready);
+        is_next && self.can_carry_on() && (stays || joins)
     }
 
     /// The GPUs of the ranks on this host that start or continue in another generation from the rank `first` on: first those

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::losses;
-use super::support::{Job, kit, kubectl, node_without_controller, recipe, restored};
+use super::support::{Job, kit, kubectl, node_without_controller, poll, recipe, restored, signal};
 
 #[test]
 fn a_job_completes_with_its_plan_and_formula_in_the_status() {
@@ -131,6 +131,47 @@ fn a_scaled_job_moves_to_the_requested_nodes() {
     kubectl(&["scale", "tj", "scaled", "--replicas=3"]);
     let status = job.wait_training_on(3);
     assert!(continues_in_place(&status), "{status}");
+    job.settle(96);
+}
+
+#[test]
+fn a_process_that_stands_by_in_a_pod_takes_the_place_of_its_only_rank() {
+    let mut recipe = recipe(2_000_000);
+    recipe["spec"]["elasticity"] = json!({"spares": 1});
+    let job = Job::with_volume("spares").start(&recipe, json!({"gpusPerNode": 1}));
+    job.wait_training_on(3);
+    let stand_by = |pids: &[String]| {
+        let stands_by = |pid: &&String| {
+            let command = std::fs::read_to_string(format!("/proc/{pid}/cmdline"));
+            command.is_ok_and(|command| command.contains("--stand-by"))
+        };
+        pids.iter().filter(stands_by).cloned().collect::<Vec<_>>()
+    };
+    let logs = job.run().join("gen-1/logs");
+    let stand = || {
+        let entries = std::fs::read_dir(&logs).ok()?.flatten();
+        let texts = entries.filter_map(|entry| std::fs::read_to_string(entry.path()).ok());
+        (texts.filter(|text| text.contains("stands by")).count() == 3).then_some(())
+    };
+    let what = "a process that stands by in each pod";
+    poll(what, stand, || format!("{:?}", job.processes("rank")));
+    let before = job.processes("rank");
+    let spares = stand_by(&before);
+    let rank = before.iter().find(|pid| !spares.contains(pid)).unwrap();
+    signal("KILL", rank);
+    let status = job.wait("the next generation", |status| {
+        status["jobGeneration"]["record"]["number"] == 2
+    });
+    assert!(continues_in_place(&status), "{status}");
+    job.wait_training_on(3);
+    // The process that took the place, and two of the others, have stood by in the first generation.
+    let of_first = |pid: &&String| before.contains(pid);
+    let after = job.processes("rank");
+    assert_eq!(
+        after.iter().filter(of_first).count(),
+        5,
+        "{before:?} {after:?}"
+    );
     job.settle(96);
 }
 

@@ -194,7 +194,8 @@ impl PodAgent {
         };
         let host = match earlier {
             Some(earlier) => earlier.carry_on(&start, &self.events),
-            None => HostGeneration::start(&start, external.clone(), &self.events),
+            None => HostGeneration::start(&start, external.clone(), &self.events)
+                .map(|host| host.with_spares_from(self.first_spare())),
         };
         let host = host.map_err(|error| FileError::from_io("start ranks in", run, 0, error))?;
         let external_checkpoint = (external.as_ref()).and_then(|its| its.checkpoint.clone());

@@ -50,9 +50,7 @@ impl PodAgent {
         let host = self.with_start(record, 0, &[], |start| {
             HostGeneration::start(start, None, &self.events)
         })?;
-        // Other pods may write their logs beside those of this one.
-        let first = xxh3_64(self.identity.pod.as_bytes()) >> 32;
-        let mut host = host.with_spares_from(first);
+        let mut host = host.with_spares_from(self.first_spare());
         for device in 0..self.identity.devices {
             let gpu = usize::try_from(device)
                 .ok()
@@ -66,6 +64,11 @@ impl PodAgent {
             host,
             since: Instant::now(),
         })
+    }
+
+    /// Number of the first process that stands by: other pods write the logs of theirs into the same directory.
+    pub(super) fn first_spare(&self) -> u64 {
+        xxh3_64(self.identity.pod.as_bytes()) >> 32
     }
 
     /// Starts something for this pod in a generation. `count`: processes that share the pod's processors.
