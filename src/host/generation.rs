@@ -66,6 +66,15 @@ struct Spare {
     is_ready: bool,
 }
 
+/// The processes on other hosts that continue in another generation.
+#[derive(Default)]
+struct LeftToHosts {
+    /// States of those that were ranks, by their ranks there.
+    held: Vec<(u64, HeldState)>,
+    /// Numbers of those that stand by and become ranks, by their hosts.
+    spares: BTreeMap<u64, Vec<u64>>,
+}
+
 /// What is new in a generation; see [`HostGeneration::follow`].
 #[derive(Default)]
 pub struct Followed {
@@ -115,7 +124,7 @@ impl HostGeneration {
         let watch = watch(start, external.as_deref());
         let next_spare = earlier.as_ref().map_or(0, |earlier| earlier.next_spare);
         let left = earlier.map(|earlier| earlier.leave_to_hosts(start.generation));
-        let (held, mut spares) = left.unwrap_or_default();
+        let LeftToHosts { held, mut spares } = left.unwrap_or_default();
         let firsts = start.generation.shares().map(|(first, _)| first);
         let gate = start.bucket.filter(|_| start.generation.carried.is_none());
         let gate = gate.map(|_| Gate::of(start.generation.number, shares));
@@ -141,12 +150,8 @@ impl HostGeneration {
         next.with_held(held)
     }
 
-    /// Leaves to the other hosts what continues in another generation, and ends the rest. Returns what the processes hold
-    /// that continue, by their ranks there, and for each host the processes that stand by and become ranks.
-    fn leave_to_hosts(
-        mut self,
-        next: &Generation,
-    ) -> (Vec<(u64, HeldState)>, BTreeMap<u64, Vec<u64>>) {
+    /// Leaves to the other hosts what continues in another generation, and ends the rest.
+    fn leave_to_hosts(mut self, next: &Generation) -> LeftToHosts {
         let held = self.held_in(next);
         let taken = |member: &Member| {
             let wanted = member.ranks.saturating_sub(member.carries.len() as u64);
@@ -165,7 +170,7 @@ impl HostGeneration {
                 group.release();
             }
         }
-        (held, spares)
+        LeftToHosts { held, spares }
     }
 
     fn of(
@@ -544,9 +549,7 @@ impl HostGeneration {
     /// Forgets the processes that stood by on a host that is lost.
     pub fn lose_spares(&mut self, slot: u64) {
         self.spares.retain(|spare| spare.slot != slot);
-        let stays =
-            |group: &Box<dyn RankGroup + Send>| group.slot() != slot || !group.ranks().is_empty();
-        self.ranks.retain(stays);
+        (self.ranks).retain(|group| group.slot() != slot || !group.ranks().is_empty());
     }
 
     /// This checkpoint is committed: hosts with their own disks need no copies of older ones.
