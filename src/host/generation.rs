@@ -62,9 +62,6 @@ pub struct HostGeneration {
     spares_started: usize,
 }
 
-/// What processes hold, by their ranks in the generation in which they continue.
-type HeldByRank = Vec<(u64, HeldState)>;
-
 /// A process that stands by.
 struct Spare {
     number: u64,
@@ -72,6 +69,15 @@ struct Spare {
     slot: u64,
     gpu: Option<String>,
     is_ready: bool,
+}
+
+/// The processes on other hosts that continue in another generation.
+#[derive(Default)]
+struct LeftToHosts {
+    /// States of those that were ranks, by their ranks there.
+    held: Vec<(u64, HeldState)>,
+    /// Numbers of those that stand by and become ranks, by their hosts.
+    spares: BTreeMap<u64, Vec<u64>>,
 }
 
 /// What is new in a generation; see [`HostGeneration::follow`].
@@ -123,7 +129,7 @@ impl HostGeneration {
         let watch = watch(start, external.as_deref());
         let next_spare = earlier.as_ref().map_or(0, |earlier| earlier.next_spare);
         let left = earlier.map(|earlier| earlier.leave_to_hosts(start.generation));
-        let (held, mut spares) = left.unwrap_or_default();
+        let LeftToHosts { held, mut spares } = left.unwrap_or_default();
         let firsts = start.generation.shares().map(|(first, _)| first);
         let gate = start.bucket.filter(|_| start.generation.carried.is_none());
         let gate = gate.map(|_| Gate::of(start.generation.number, shares));
@@ -149,9 +155,8 @@ impl HostGeneration {
         next.with_held(held)
     }
 
-    /// Leaves to the other hosts what continues in another generation, and ends the rest. Returns what the processes hold
-    /// that continue, by their ranks there, and for each host the processes that stand by and become ranks.
-    fn leave_to_hosts(mut self, next: &Generation) -> (HeldByRank, BTreeMap<u64, Vec<u64>>) {
+    /// Leaves to the other hosts what continues in another generation, and ends the rest.
+    fn leave_to_hosts(mut self, next: &Generation) -> LeftToHosts {
         let held = self.held_in(next);
         let taken = |member: &Member| {
             let wanted = member.ranks.saturating_sub(member.carries.len() as u64);
@@ -170,7 +175,7 @@ impl HostGeneration {
                 group.release();
             }
         }
-        (held, spares)
+        LeftToHosts { held, spares }
     }
 
     fn of(
@@ -241,7 +246,7 @@ impl HostGeneration {
     }
 
     /// What the processes hold that continue in another generation, by their ranks there.
-    fn held_in(&self, next: &Generation) -> HeldByRank {
+    fn held_in(&self, next: &Generation) -> Vec<(u64, HeldState)> {
         let places = next.shares().flat_map(|(first, member)| {
             let places = (first..).zip(&member.carries);
             places.filter_map(|(rank, old)| Some((rank, self.status(*old)?.held()?)))
@@ -249,7 +254,7 @@ impl HostGeneration {
         places.collect()
     }
 
-    fn with_held(mut self, held: HeldByRank) -> HostGeneration {
+    fn with_held(mut self, held: Vec<(u64, HeldState)>) -> HostGeneration {
         for (rank, held) in held {
             if let Some(local) = self.local(rank) {
                 self.statuses[local] = RankStatus::carrying(held);
