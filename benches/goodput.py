@@ -255,7 +255,9 @@ def measured(name, every):
                     kills, next_victim = kills + 1, chance.randrange(RANKS)
         if not last or last[0] == first[0]:
             raise SystemExit(f"{name}: not two steps in {a.limit:g} s\n" + program.output()[-3000:])
-        samples, seconds = last[1] - first[1], last[0] - first[0]
+        # A run that hangs until the limit has trained nothing since its last step.
+        end = last[0] if last[1] >= BATCH * a.steps else time.time()
+        samples, seconds = last[1] - first[1], end - first[0]
         result = dict(who=name, every=every, kills=kills, samples=samples, seconds=round(seconds, 1),
                       samples_per_second=round(samples / seconds, 3), longest_pause=round(pause, 2), steps_again=again)
         if program.again is not None:

@@ -279,7 +279,7 @@ pub struct Elasticity {
     #[schemars(range(min = 0, max = 86400))]
     pub scale_up_delay_seconds: u32,
     /// Reaction to a cordoned node. Drain: leave it when pods on other nodes can take its place, or at once if no
-    /// other node has room. Wait: stay until the pod is deleted or evicted, since an upgrade may cordon a whole
+    /// other node has free devices. Wait: stay until the pod is deleted or evicted, since an upgrade may cordon a whole
     /// pool at once.
     pub on_cordon: OnCordon,
     /// Nodes that pods are created for. Discovered: those with free GPUs. Request: all of `nodes`, so that

@@ -766,7 +766,7 @@ mod tests {
         simulation.apply(&PoolEvent::Cordon(1));
         let members = simulation.members.clone();
         let left = members[1];
-        // Another node has room.
+        // Another node is free.
         simulation.reconcile();
         assert_eq!(simulation.slots.len(), 4);
         let runs = |draining| Ranks::Running { world: 6, draining };
@@ -784,7 +784,7 @@ mod tests {
             (3, &runs(false))
         );
         assert!(!simulation.members.contains(&left));
-        // No node has room: the others continue without it.
+        // No node is free: the others continue without it.
         simulation.apply(&PoolEvent::Cordon(0));
         simulation.pool = 2;
         simulation.reconcile();

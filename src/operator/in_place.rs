@@ -8,7 +8,6 @@ use super::observe::ClusterState;
 use super::recipes::reached;
 use super::status::members;
 use crate::api::status::{Current, Slot, TrainingJobStatus};
-use crate::bucket::is_url;
 use crate::lifecycle::generation::{Carried, Member};
 use crate::lifecycle::placement::{Placement, PlacementAction, PodState};
 use crate::lifecycle::rank_status::{self, RankStatus, Stage};
@@ -102,7 +101,7 @@ impl Reconciliation<'_> {
             .iter()
             .all(|it| agent(it).is_some_and(|agent| agent.continues));
         // Files from a bucket may take longer than ranks wait.
-        let are_known = !(self.job.spec.checkpoint.path.as_deref()).is_some_and(is_url)
+        let are_known = self.job.spec.checkpoint.bucket().is_none()
             || members.iter().all(|member| !member.carries.is_empty());
         let reached = reached(status)
             .batch

@@ -323,7 +323,7 @@ mod tests {
         }
     }
 
-    /// A new process may have started in the place of the rank whose state counts.
+    /// The rank whose state counts may be a new process.
     #[test]
     fn a_state_that_is_missing_is_an_error_of_all_ranks() {
         let ranks = on_all(2, |world| {

@@ -66,7 +66,7 @@ impl PodAgent {
         })
     }
 
-    /// Number of the first process that stands by: other pods write the logs of theirs into the same directory.
+    /// Number of the first process that stands by: other pods write such logs into the same directory.
     pub(super) fn first_spare(&self) -> u64 {
         xxh3_64(self.identity.pod.as_bytes()) >> 32
     }
