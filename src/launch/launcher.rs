@@ -208,7 +208,7 @@ impl<'a> Launcher<'a> {
             }
             match action {
                 RankAction::Keep => {
-                    self.keep_spares()?;
+                    self.keep_spares();
                     self.show_hosts()?;
                     self.wait()?;
                 }

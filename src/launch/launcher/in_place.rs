@@ -181,9 +181,9 @@ impl Launcher<'_> {
     }
 
     /// Keeps as many processes standing by as the recipe asks for, and ends others that no change needs any more.
-    pub(super) fn keep_spares(&mut self) -> Result<(), LaunchError> {
+    pub(super) fn keep_spares(&mut self) {
         let Some(mut current) = self.current.take_if(|it| !it.host.is_draining()) else {
-            return Ok(());
+            return;
         };
         self.preparing = None;
         let plan = &current.host.record.plan;
@@ -204,7 +204,9 @@ impl Launcher<'_> {
             kept = self.stand_by(&mut current.host, None, world, &gpus);
         }
         self.current = Some(current);
-        kept
+        if let Err(error) = kept {
+            self.warn(format!("no process stands by: {error}"));
+        }
     }
 
     /// Lets the ranks that wait commit what no checkpoint has, and end; false if none waits.
