@@ -7,34 +7,14 @@ import json, pathlib, socket, sys, time
 # torchft announces its servers under the host's name. Everything here is on loopback.
 socket.gethostname = lambda: "localhost"
 from datetime import timedelta
-import torch, torch.nn as nn, torch.nn.functional as F
+import torch, torch.nn as nn
 import torch.distributed as dist
+import peer_model
 import torchft
 
-WIDTH, HEADS, LAYERS, FF, VOCAB, SEQ, GLOBAL = 256, 8, 8, 688, 4096, 64, 12
 log, lighthouse, number = pathlib.Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 torch.set_num_threads(1)
-
-
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.norm1, self.norm2 = nn.RMSNorm(WIDTH), nn.RMSNorm(WIDTH)
-        self.qkv, self.o = nn.Linear(WIDTH, 3 * WIDTH, bias=False), nn.Linear(WIDTH, WIDTH, bias=False)
-        self.gate, self.up = nn.Linear(WIDTH, FF, bias=False), nn.Linear(WIDTH, FF, bias=False)
-        self.down = nn.Linear(FF, WIDTH, bias=False)
-
-    def forward(self, x):
-        b, t, _ = x.shape
-        q, k, v = self.qkv(self.norm1(x)).view(b, t, 3, HEADS, WIDTH // HEADS).permute(2, 0, 3, 1, 4)
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(b, t, WIDTH)
-        x = x + self.o(y)
-        h = self.norm2(x)
-        return x + self.down(F.silu(self.gate(h)) * self.up(h))
-
-
-model = nn.Sequential(nn.Embedding(VOCAB, WIDTH), *[Block() for _ in range(LAYERS)], nn.RMSNorm(WIDTH),
-                      nn.Linear(WIDTH, VOCAB, bias=False))
+model = peer_model.model()
 adam = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
 
 
@@ -66,15 +46,12 @@ manager = torchft.Manager(
     timeout=timedelta(seconds=30), rank=0, world_size=1, store_addr="127.0.0.1", store_port=store.port,
     lighthouse_addr=lighthouse, replica_id=f"replica_{number}", hostname="localhost")
 # As under torchrun, the batch of a step shrinks with the world. Only what was committed counts.
-micro = GLOBAL // 3
+micro = peer_model.GLOBAL // 3
 ddp = DistributedDataParallel(manager, model)
 optimiser = torchft.Optimizer(manager, adam)
 while True:
-    torch.manual_seed(manager.current_step() * 1000 + number)
-    x = torch.randint(VOCAB, (micro, SEQ + 1))
     optimiser.zero_grad()
-    loss = F.cross_entropy(ddp(x[:, :-1]).reshape(-1, VOCAB), x[:, 1:].reshape(-1))
-    loss.backward()
+    peer_model.loss(ddp, micro, manager.current_step() * 1000 + number).backward()
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     before = manager.current_step()
     optimiser.step()
