@@ -40,6 +40,17 @@ use waiting::Waiting;
 /// Longest time between two passes of the loop.
 const TICK: Duration = Duration::from_millis(100);
 
+/// The state of an agent that has started no ranks.
+fn state_of(identity: &Identity) -> AgentState {
+    AgentState {
+        job: identity.job.clone(),
+        pod: identity.pod.clone(),
+        devices: identity.devices,
+        continues: true,
+        ..AgentState::default()
+    }
+}
+
 /// The agent's loop and its state.
 pub struct PodAgent {
     identity: Identity,
@@ -70,6 +81,8 @@ pub struct PodAgent {
     current: Option<HostGeneration>,
     /// What waits to join a world.
     standby: Option<Standby>,
+    /// The generation for which it was last decided whether processes stand by.
+    joins: Option<u64>,
     /// Processes that stand by beside the ranks.
     spares: usize,
     /// Copies its external trainer's checkpoints to the bucket.
@@ -96,12 +109,8 @@ impl PodAgent {
     ) -> PodAgent {
         let state = AgentState {
             version: 1,
-            job: identity.job.clone(),
-            pod: identity.pod.clone(),
-            devices: identity.devices,
-            continues: true,
             prepares: true,
-            ..AgentState::default()
+            ..state_of(&identity)
         };
         let mut agent = PodAgent {
             is_set_up: !identity.setup,
@@ -124,6 +133,7 @@ impl PodAgent {
             inspected: None,
             current: None,
             standby: None,
+            joins: None,
             spares: 0,
             mirror: None,
             pace: Pace::default(),

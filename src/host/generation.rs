@@ -223,7 +223,7 @@ impl HostGeneration {
     }
 
     /// Continues in another generation with processes of this one, as its record says. Its further ranks are the processes
-    /// that stand by, in the order of [`HostGeneration::gpus_of_spares`], and new ones.
+    /// that stand by, in the order of [`HostGeneration::gpus_in`], and new ones.
     ///
     /// # Errors
     /// A process cannot be started.
@@ -343,10 +343,11 @@ impl HostGeneration {
         trains && self.spares.len() < wanted && self.spares_started < 3 * wanted
     }
 
-    /// A GPU of these that no process here uses.
-    pub fn free_gpu<'g>(&self, all: &'g [String]) -> Option<&'g String> {
+    /// A GPU of these, of a host, that no process there uses.
+    pub fn free_gpu<'g>(&self, slot: u64, all: &'g [String]) -> Option<&'g String> {
+        let ranks = self.gpus_on(slot);
         let is_used =
-            |gpu: &String| self.gpus.contains(gpu) || self.gpus_of_spares(0).any(|it| it == gpu);
+            |gpu: &String| ranks.contains(gpu) || self.gpus_of_spares(slot).any(|it| it == gpu);
         all.iter().find(|gpu| !is_used(gpu))
     }
 
@@ -355,7 +356,7 @@ impl HostGeneration {
     }
 
     /// The GPUs of the processes that stand by on a host, those first that are ready.
-    pub fn gpus_of_spares(&self, slot: u64) -> impl Iterator<Item = &String> {
+    fn gpus_of_spares(&self, slot: u64) -> impl Iterator<Item = &String> {
         let of = move |ready| {
             let on_host = self.spares.iter().filter(move |it| it.slot == slot);
             let spares = on_host.filter(move |it| it.is_ready == ready);
@@ -379,13 +380,24 @@ impl HostGeneration {
         is_next && self.can_carry_on() && (stays || joins)
     }
 
-    /// The GPUs of the ranks on this host that start or continue in another generation from the rank `first` on: first those
-    /// of processes that continue or stand by. `all`: those that work.
-    pub fn gpus_in(&self, next: &Generation, first: u64, all: &[String]) -> Vec<String> {
-        let gpu = |rank: &u64| self.gpus.get(self.local(*rank)?);
-        let kept = next.carries(first).iter().filter_map(gpu);
-        let kept: Vec<String> = kept.chain(self.gpus_of_spares(0)).cloned().collect();
-        gpus::in_place(&kept, &self.gpus, all)
+    /// The GPU of a rank.
+    pub fn gpu(&self, rank: u64) -> Option<&String> {
+        self.gpus.get(self.local(rank)?)
+    }
+
+    /// The GPUs of the ranks of a host.
+    fn gpus_on(&self, slot: u64) -> Vec<String> {
+        let groups = self.ranks.iter().filter(|group| group.slot() == slot);
+        let ranks = groups.flat_map(|group| group.ranks());
+        ranks.filter_map(|rank| self.gpu(rank)).cloned().collect()
+    }
+
+    /// The GPUs of the ranks of a host in another generation: first those of the ranks that continue (`carries`) and of
+    /// processes that stand by. `all`: those that work there.
+    pub fn gpus_in(&self, carries: &[u64], slot: u64, all: &[String]) -> Vec<String> {
+        let kept = carries.iter().filter_map(|rank| self.gpu(*rank));
+        let kept: Vec<String> = kept.chain(self.gpus_of_spares(slot)).cloned().collect();
+        gpus::in_place(&kept, &self.gpus_on(slot), all)
     }
 
     /// The statuses of the ranks on this host.

@@ -3,7 +3,7 @@
 //! other hosts (`remote`, `serve`).
 
 mod generation;
-pub mod gpus;
+mod gpus;
 mod oom_killer;
 pub mod own_disk;
 mod program;

@@ -99,8 +99,6 @@ pub struct Launcher<'a> {
 /// The generation whose ranks run.
 struct Current {
     host: HostGeneration,
-    /// The GPU of each rank; empty if the ranks compute on the CPU.
-    gpus: Vec<String>,
     /// The ranks of each other host, by its number.
     shares: Vec<(usize, Range<u64>)>,
     /// A rank has reported that its GPU is lost.
@@ -353,10 +351,9 @@ impl<'a> Launcher<'a> {
         let Some(current) = &mut self.current else {
             return;
         };
-        let lost = usize::try_from(rank)
-            .ok()
-            .and_then(|rank| current.gpus.get(rank));
-        let Some(lost) = lost else { return };
+        let Some(lost) = current.host.gpu(rank) else {
+            return;
+        };
         current.lost_gpu = true;
         let Some(hosts) = &mut self.hosts else {
             self.gpus.retain(|gpu| gpu != lost);
@@ -612,6 +609,7 @@ impl<'a> Launcher<'a> {
             call,
         });
         self.write_state()?;
+        let earlier = earlier.map(|earlier| earlier.host);
         let gpus = self.place_gpus(earlier.as_ref(), &generation.members, &mut shares);
         let start = Start {
             evenkeel: &self.program,
@@ -627,7 +625,6 @@ impl<'a> Launcher<'a> {
             shows_built_in: false,
         };
         let events = &self.events.0;
-        let earlier = earlier.map(|earlier| earlier.host);
         let host = match (earlier, &self.hosts) {
             (earlier, Some(_)) => {
                 let host = HostGeneration::start_on(&start, external, &shares, earlier, events);
@@ -647,7 +644,6 @@ impl<'a> Launcher<'a> {
             .collect();
         self.current = Some(Current {
             host,
-            gpus,
             shares,
             lost_gpu: false,
             trains: false,

@@ -3,13 +3,25 @@
 use super::generation::{Carried, Generation, Member};
 use super::rank_status::{self, RankStatus};
 
+/// What a state must agree with that processes bring into the next generation.
+#[derive(Default)]
+pub struct Terms {
+    /// Samples of the newest checkpoint.
+    pub committed: u64,
+    /// The batch by which the next world was chosen; `None`: that of the last plan.
+    pub batch: Option<u64>,
+    /// The hosts share no directory. One without ranks brings its files, which may take longer than ranks wait.
+    pub apart: bool,
+}
+
 /// The members of the generation after `before`, with the processes that continue in it: those of the same host or pod with
-/// a complete state, the newest first. `None`: no process has one, or new ones cannot take it. `seen`: the statuses of the
-/// ranks of `before`.
+/// a complete state, the newest first. `None`: no process has one on these terms, or new ones cannot take it. `seen`: the
+/// statuses of the ranks of `before`.
 pub fn continued(
     before: &Generation,
     seen: &[RankStatus],
     members: Vec<Member>,
+    terms: &Terms,
 ) -> Option<(Vec<Member>, Carried)> {
     let carriers = rank_status::carriers(seen);
     let members: Vec<Member> = (members.into_iter())
@@ -37,7 +49,11 @@ pub fn continued(
     };
     let (rank, held) = (carriers.iter()).find_map(|(old, held)| Some((place(*old)?, *held)))?;
     let are_all = members.iter().all(|it| it.carries.len() as u64 == it.ranks);
-    if !are_all && !held.joinable {
+    let can_join = are_all || held.joinable;
+    let is_brought = !terms.apart || members.iter().all(|it| !it.carries.is_empty());
+    let batch = terms.batch.unwrap_or(before.plan.global_batch_size);
+    let is_newest = held.samples >= terms.committed && held.batch == batch;
+    if !(can_join && is_brought && is_newest) {
         return None;
     }
     let carried = Carried {
@@ -98,6 +114,14 @@ mod tests {
         members.iter().map(|it| it.carries.as_slice()).collect()
     }
 
+    fn in_next(
+        before: &Generation,
+        seen: &[RankStatus],
+        members: Vec<Member>,
+    ) -> Option<(Vec<Member>, Carried)> {
+        continued(before, seen, members, &Terms::default())
+    }
+
     #[test]
     fn processes_stay_on_their_hosts_and_the_newest_state_counts_wherever_it_is() {
         let before = generation(&[(0, 2), (1, 2), (2, 2)]);
@@ -110,12 +134,11 @@ mod tests {
             killed(),
             waits(16),
         ];
-        let (next, carried) =
-            continued(&before, &seen, members(&[(0, 2), (1, 2), (2, 2)])).unwrap();
+        let (next, carried) = in_next(&before, &seen, members(&[(0, 2), (1, 2), (2, 2)])).unwrap();
         assert_eq!(carries(&next), [&[0, 1][..], &[3], &[5]]);
         assert_eq!((carried.from, carried.rank, carried.samples), (3, 2, 24));
         // Without the host that has it.
-        let (next, carried) = continued(&before, &seen, members(&[(0, 2), (2, 1)])).unwrap();
+        let (next, carried) = in_next(&before, &seen, members(&[(0, 2), (2, 1)])).unwrap();
         assert_eq!(carries(&next), [&[0, 1][..], &[5]]);
         assert_eq!((carried.rank, carried.samples), (0, 16));
         // A new process could not take what the others hold.
@@ -124,19 +147,42 @@ mod tests {
             seen
         };
         let seen = seen.map(alone);
-        assert_eq!(continued(&before, &seen, members(&[(0, 2), (1, 2)])), None);
-        assert!(continued(&before, &seen, members(&[(0, 2), (1, 1)])).is_some());
+        assert_eq!(in_next(&before, &seen, members(&[(0, 2), (1, 2)])), None);
+        assert!(in_next(&before, &seen, members(&[(0, 2), (1, 1)])).is_some());
         // Other hosts bring nothing.
-        assert_eq!(continued(&before, &seen, members(&[(3, 2)])), None);
+        assert_eq!(in_next(&before, &seen, members(&[(3, 2)])), None);
     }
 
     #[test]
     fn the_newest_processes_of_a_smaller_share_continue() {
         let before = generation(&[(0, 4)]);
         let seen = [waits(16), killed(), waits(24), waits(16)];
-        let (next, carried) = continued(&before, &seen, members(&[(0, 2)])).unwrap();
+        let (next, carried) = in_next(&before, &seen, members(&[(0, 2)])).unwrap();
         assert_eq!(carries(&next), [&[2, 0][..]]);
         assert_eq!((carried.rank, carried.samples, carried.step), (0, 24, 3));
-        assert_eq!(continued(&before, &[killed()], members(&[(0, 2)])), None);
+        assert_eq!(in_next(&before, &[killed()], members(&[(0, 2)])), None);
+    }
+
+    #[test]
+    fn a_state_that_disagrees_with_its_terms_does_not_continue() {
+        let before = generation(&[(0, 2), (1, 2)]);
+        let seen = [waits(16), waits(16), killed(), killed()];
+        let larger = || members(&[(0, 2), (1, 2)]);
+        let on = |terms: Terms, members| continued(&before, &seen, members, &terms).is_some();
+        let committed = |committed| Terms {
+            committed,
+            ..Terms::default()
+        };
+        assert!(on(committed(16), larger()) && !on(committed(17), larger()));
+        let batch = |batch| Terms {
+            batch,
+            ..Terms::default()
+        };
+        assert!(on(batch(Some(8)), larger()) && !on(batch(Some(16)), larger()));
+        let apart = || Terms {
+            apart: true,
+            ..Terms::default()
+        };
+        assert!(on(apart(), members(&[(0, 2)])) && !on(apart(), larger()));
     }
 }

@@ -9,9 +9,10 @@ use super::recipes::reached;
 use super::status::members;
 use crate::api::status::{Current, Slot, TrainingJobStatus};
 use crate::lifecycle::generation::{Carried, Member};
+use crate::lifecycle::in_place::{self, Terms};
 use crate::lifecycle::placement::{Placement, PlacementAction, PodState};
 use crate::lifecycle::rank_status::{self, RankStatus, Stage};
-use crate::lifecycle::{Outcome, RankAction, in_place};
+use crate::lifecycle::{Outcome, RankAction};
 use crate::recipe::schema::spec::Strategy;
 
 impl Reconciliation<'_> {
@@ -95,19 +96,15 @@ impl Reconciliation<'_> {
         members: &[Member],
     ) -> Option<(Vec<Member>, Carried)> {
         let before = &status.generation.as_ref()?.record;
-        let (members, carried) = in_place::continued(before, &cluster.ranks, members.to_vec())?;
+        let terms = Terms {
+            committed: status.checkpoint.as_ref().map_or(0, |it| it.samples),
+            batch: reached(status).batch,
+            apart: self.job.spec.checkpoint.bucket().is_some(),
+        };
         let agent = |member: &Member| cluster.agent(&member.pod.as_ref()?.name);
         let know = members
             .iter()
             .all(|it| agent(it).is_some_and(|agent| agent.continues));
-        // Files from a bucket may take longer than ranks wait.
-        let are_known = self.job.spec.checkpoint.bucket().is_none()
-            || members.iter().all(|member| !member.carries.is_empty());
-        let reached = reached(status)
-            .batch
-            .unwrap_or(before.plan.global_batch_size);
-        let committed = status.checkpoint.as_ref().map_or(0, |it| it.samples);
-        let is_newest = carried.samples >= committed && carried.batch == reached;
-        (know && are_known && is_newest).then_some((members, carried))
+        in_place::continued(before, &cluster.ranks, members.to_vec(), &terms).filter(|_| know)
     }
 }

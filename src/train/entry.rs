@@ -1,13 +1,12 @@
 //! What all ranks agree on when they enter a generation.
 
 use super::TrainError;
-use super::run::Run;
+use super::run::{Run, sharded};
 use crate::comm::{Collective, CommError};
 use crate::data::Kind;
 use crate::engine::{Engine, EngineError};
 use crate::norm::Conditions;
 use crate::plan::Plan;
-use crate::recipe::schema::spec::Strategy;
 
 /// What the controller of the batch has to know of a plan.
 pub fn conditions(run: &Run, plan: &Plan) -> Result<Conditions, TrainError> {
@@ -19,12 +18,6 @@ pub fn conditions(run: &Run, plan: &Plan) -> Result<Conditions, TrainError> {
         workers: plan.data_parallel_size,
         sharded: sharded(plan.facts.strategy),
     })
-}
-
-/// ZeRO-1 and ZeRO-2 shard less than FSDP. The built-in trainer runs them as FSDP, which computes the same
-/// numbers in less memory.
-pub fn sharded(strategy: Strategy) -> bool {
-    strategy != Strategy::Ddp
 }
 
 /// Samples of the largest micro-batch, of training and of evaluations.

@@ -14,12 +14,12 @@ use rustix::stdio::dup2_stderr;
 
 use super::TrainError;
 use super::checkpoint_ref::{self, TrainState};
-use super::entry::{agree_on_memory, check_coupling, conditions, sharded};
+use super::entry::{agree_on_memory, check_coupling, conditions};
 use super::kernels::{self, Kernels};
 use super::orders::{Orders, report};
 use super::preferences::Loss;
 use super::references::{self, Pins};
-use super::run::{BuiltIn, Run};
+use super::run::{BuiltIn, Run, sharded};
 use super::schedule::LearningRateSchedule;
 use super::trainer::{Ending, Preferences, STRAGGLER_FACTOR, Trainer, measure};
 use super::watchdog::{self, EverySecond};
@@ -147,10 +147,9 @@ fn live(options: &RankOptions, orders: &Orders) -> Result<Ending, TrainError> {
     }
     // Held until the process ends or holds the next one, so that a later launcher detects living ranks.
     let mut _alive = None;
+    let mut generation: Generation = read_json(&record(&options))?;
     loop {
-        let path = record(&options);
-        let generation: Generation = read_json(&path)?;
-        _alive = path.parent().map(hold).transpose()?;
+        _alive = record(&options).parent().map(hold).transpose()?;
         if trainer.is_none() && generation.carried.is_some() {
             let blank = stand_by(&options, &run, generation.clone(), orders)?;
             trainer = Some(Box::new(blank));
@@ -159,9 +158,10 @@ fn live(options: &RankOptions, orders: &Orders) -> Result<Ending, TrainError> {
             Left::Ended(ending) => return Ok(ending),
             Left::Carries(mut it, assignment) => {
                 options = options.at(&assignment)?;
-                let next: Generation = read_json(&record(&options))?;
+                generation = read_json(&record(&options))?;
+                let carried = generation.carried;
                 // It belongs to the generation before.
-                if next.carried.is_some_and(|it| it.rank == assignment.rank) {
+                if carried.is_some_and(|carried| carried.rank == assignment.rank) {
                     it.record_last_step()?;
                     it.keep_metrics();
                 }

@@ -134,6 +134,12 @@ impl BuiltIn {
     }
 }
 
+/// ZeRO-1 and ZeRO-2 shard less than FSDP. The built-in trainer runs them as FSDP, which computes the same
+/// numbers in less memory.
+pub fn sharded(strategy: Strategy) -> bool {
+    strategy != Strategy::Ddp
+}
+
 impl Run {
     /// Reads `run.json` of a run directory. A run of another format is refused before any other field is
     /// read.
@@ -162,7 +168,7 @@ impl Run {
     /// Whether a process without a state can become a rank of a world of this plan that trains. What a reference model says
     /// of the data is agreed on when a run starts or resumes.
     pub fn takes_processes(&self, plan: &Plan) -> bool {
-        let is_whole = plan.facts.strategy == Strategy::Ddp;
+        let is_whole = !sharded(plan.facts.strategy);
         self.built_in.is_some() && is_whole && Loss::of(&self.spec).is_none()
     }
 

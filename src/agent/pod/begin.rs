@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::waiting::Waiting;
-use super::{Membership, PodAgent};
+use super::{Membership, PodAgent, state_of};
 use crate::agent::external::{self, external_call};
 use crate::agent::mirror::Mirror;
 use crate::agent::preparation::Preparation;
@@ -23,6 +23,7 @@ use crate::telemetry::{Pace, now};
 use crate::train::Run;
 use crate::train::run_files::Brought;
 use crate::util::durable::FileError;
+use crate::util::key::Key;
 
 /// Retry interval of NVML queries, volume checks and a failed preparation.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
@@ -170,27 +171,19 @@ impl PodAgent {
         // What the recipe states, until the trainer reports its own.
         let stated = external.as_ref().and_then(|its| its.budget(record));
         let budget = self.state.budget.or(stated);
-        let deadline = self.job.as_ref().map(|job| job.progress_deadline);
         let earlier = self.current.take_if(|current| current.continues_in(record));
         // Without a state that others bring, a rank starts from a checkpoint.
         let standby = self.standby.take().filter(|_| record.carried.is_some());
         let earlier = earlier.or(standby.map(|standby| standby.host));
         let gpus = match &earlier {
-            Some(earlier) => earlier.gpus_in(record, first, gpus),
+            Some(earlier) => earlier.gpus_in(record.carries(first), 0, gpus),
             None => gpus.to_vec(),
         };
+        let key = authentication::generation_key(&self.identity.key, record.number);
         let start = Start {
-            evenkeel: &self.identity.program,
-            run_dir: run,
-            generation: record,
             first,
-            count,
-            cores: self.identity.cores,
-            gpus: &gpus,
-            key: &authentication::generation_key(&self.identity.key, record.number),
-            progress_deadline: deadline.unwrap_or_default(),
-            bucket: self.identity.bucket.as_ref().map(Bucket::base),
             shows_built_in: true,
+            ..self.start_in(record, count, &gpus, &key)
         };
         let host = match earlier {
             Some(earlier) => earlier.carry_on(&start, &self.events),
@@ -207,10 +200,6 @@ impl PodAgent {
         });
         self.state = AgentState {
             version: self.state.version,
-            job: self.identity.job.clone(),
-            pod: self.identity.pod.clone(),
-            devices: self.identity.devices,
-            continues: true,
             generation: record.number,
             first,
             ranks: host.statuses().to_vec(),
@@ -218,7 +207,7 @@ impl PodAgent {
             later: self.state.later.clone(),
             started: Some(now()),
             external_checkpoint,
-            ..AgentState::default()
+            ..state_of(&self.identity)
         };
         let on_cpu = |job: &Membership| job.device == DeviceKind::Cpu;
         let on_cpu = self.job.as_deref().is_some_and(on_cpu);
@@ -228,6 +217,30 @@ impl PodAgent {
         self.current = Some(host);
         self.pace = Pace::default();
         Ok(())
+    }
+
+    /// A start of processes of a generation in this pod. `count`: those that share its processors.
+    pub(super) fn start_in<'s>(
+        &'s self,
+        record: &'s Generation,
+        count: u64,
+        gpus: &'s [String],
+        key: &'s Key,
+    ) -> Start<'s> {
+        let deadline = self.job.as_ref().map(|job| job.progress_deadline);
+        Start {
+            evenkeel: &self.identity.program,
+            run_dir: &self.identity.run,
+            generation: record,
+            first: 0,
+            count,
+            cores: self.identity.cores,
+            gpus,
+            key,
+            progress_deadline: deadline.unwrap_or_default(),
+            bucket: self.identity.bucket.as_ref().map(Bucket::base),
+            shows_built_in: false,
+        }
     }
 
     /// Whether the run is prepared. The first member prepares it; the others wait for its file.

@@ -6,8 +6,7 @@ use std::time::{Duration, Instant};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::PodAgent;
-use crate::bucket::Bucket;
-use crate::host::{HostGeneration, Start};
+use crate::host::HostGeneration;
 use crate::inventory::Inventory;
 use crate::lifecycle::agent_state::Problem;
 use crate::lifecycle::{Generation, files};
@@ -25,11 +24,13 @@ pub struct Standby {
 }
 
 impl PodAgent {
-    /// Starts what this pod needs to join the world of a generation that it is not part of.
+    /// Starts, once for each generation, what this pod needs to join the world of one that it is not part of.
     pub(super) fn stand_by(&mut self, record: &Generation) {
-        if self.standby.is_none() && self.all_ended() && self.may_join(record) {
+        let is_new = self.joins != Some(record.number) && self.standby.is_none();
+        if is_new && self.all_ended() && self.is_prepared() {
+            self.joins = Some(record.number);
             match self.standby_of(record) {
-                Ok(standby) => self.standby = Some(standby),
+                Ok(standby) => self.standby = standby,
                 // It joins the world with new processes.
                 Err(problem) => self.warn(problem.message),
             }
@@ -37,33 +38,37 @@ impl PodAgent {
         self.show_standby();
     }
 
-    /// Whether a process can become a rank of this world without a checkpoint.
-    fn may_join(&self, record: &Generation) -> bool {
+    /// Whether the pod has all that its processes read, without a bucket.
+    fn is_prepared(&self) -> bool {
         let is_here = self.identity.bucket.is_none() && self.is_set_up;
-        let is_prepared = is_here && self.identity.run.join(files::RUN).exists();
-        let run = is_prepared.then(|| Run::read(&self.identity.run));
-        run.is_some_and(|run| run.is_ok_and(|run| run.takes_processes(&record.plan)))
+        is_here && self.identity.run.join(files::RUN).exists()
     }
 
-    fn standby_of(&self, record: &Generation) -> Result<Standby, Problem> {
+    /// `None`: no process can become a rank of this world without a checkpoint.
+    fn standby_of(&self, record: &Generation) -> Result<Option<Standby>, Problem> {
+        let run = Run::read(&self.identity.run);
+        if !run.is_ok_and(|run| run.takes_processes(&record.plan)) {
+            return Ok(None);
+        }
         let gpus = self.gpus(&Inventory::discover())?;
-        let host = self.with_start(record, 0, &[], |start| {
-            HostGeneration::start(start, None, &self.events)
-        })?;
+        let cannot = |error| self.cannot_start(error);
+        let key = Key::random().map_err(cannot)?;
+        let nothing = self.start_in(record, 0, &[], &key);
+        let host = HostGeneration::start(&nothing, None, &self.events).map_err(cannot)?;
         let mut host = host.with_spares_from(self.first_spare());
-        for device in 0..self.identity.devices {
+        let devices = self.identity.devices;
+        for device in 0..devices {
             let gpu = usize::try_from(device)
                 .ok()
                 .and_then(|device| gpus.get(device));
             let gpu = gpu.map_or(&[][..], std::slice::from_ref);
-            self.with_start(record, self.identity.devices, gpu, |start| {
-                host.stand_by(start, &self.events)
-            })?;
+            let start = self.start_in(record, devices, gpu, &key);
+            host.stand_by(&start, &self.events).map_err(cannot)?;
         }
-        Ok(Standby {
+        Ok(Some(Standby {
             host,
             since: Instant::now(),
-        })
+        }))
     }
 
     /// Number of the first process that stands by: other pods write such logs into the same directory.
@@ -71,31 +76,8 @@ impl PodAgent {
         xxh3_64(self.identity.pod.as_bytes()) >> 32
     }
 
-    /// Starts something for this pod in a generation. `count`: processes that share the pod's processors.
-    fn with_start<T>(
-        &self,
-        record: &Generation,
-        count: u64,
-        gpus: &[String],
-        start: impl FnOnce(&Start<'_>) -> io::Result<T>,
-    ) -> Result<T, Problem> {
-        let run = &self.identity.run;
-        let cannot = |error| FileError::from_io("start processes in", run, 0, error);
-        let deadline = self.job.as_ref().map(|job| job.progress_deadline);
-        let started = start(&Start {
-            evenkeel: &self.identity.program,
-            run_dir: run,
-            generation: record,
-            first: 0,
-            count,
-            cores: self.identity.cores,
-            gpus,
-            key: &Key::random().map_err(cannot)?,
-            progress_deadline: deadline.unwrap_or_default(),
-            bucket: self.identity.bucket.as_ref().map(Bucket::base),
-            shows_built_in: false,
-        });
-        Ok(started.map_err(cannot)?)
+    fn cannot_start(&self, error: io::Error) -> Problem {
+        FileError::from_io("start processes in", &self.identity.run, 0, error).into()
     }
 
     /// Keeps as many processes standing by beside the ranks as the recipe asks for. Where the ranks use GPUs, none is free.
@@ -106,13 +88,13 @@ impl PodAgent {
         };
         let record = current.record.clone();
         let count = current.ranks().end - current.ranks().start;
-        let started = self.with_start(&record, count, &[], |start| {
-            current.stand_by(start, &self.events)
+        let started = Key::random().and_then(|key| {
+            current.stand_by(&self.start_in(&record, count, &[], &key), &self.events)
         });
         self.current = Some(current);
-        if let Err(problem) = started {
+        if let Err(error) = started {
             self.spares = 0;
-            self.warn(problem.message);
+            self.warn(self.cannot_start(error).message);
         }
     }
 

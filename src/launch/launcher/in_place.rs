@@ -4,11 +4,12 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::{Current, Launcher};
-use crate::host::{HostGeneration, LOST, Share, Start, gpus};
+use super::Launcher;
+use crate::host::{HostGeneration, LOST, Share, Start};
 use crate::launch::LaunchError;
 use crate::lifecycle::generation::Carried;
-use crate::lifecycle::{Member, RankAction, Reason, in_place, rank_status};
+use crate::lifecycle::in_place::{self, Terms};
+use crate::lifecycle::{Member, RankAction, Reason, rank_status};
 use crate::plan::{DeviceKind, Reached};
 use crate::recipe::schema::spec::Strategy;
 use crate::util::key::Key;
@@ -50,32 +51,31 @@ impl Launcher<'_> {
         };
         let host = &current.host;
         let (members, shares) = self.members(*world);
-        let (members, carried) = in_place::continued(&host.record, host.statuses(), members)?;
-        // A host that brings files from a bucket may take longer than ranks wait.
-        let is_known = |member: &Member| !member.carries.is_empty();
-        let are_known = self.bucket_run.is_none() || members.iter().all(is_known);
-        let is_newest = carried.samples >= self.state.committed_samples();
-        let is_planned = self.reached().batch == Some(carried.batch);
-        let continues = is_newest && is_planned && are_known;
-        let continuation = Continuation {
+        let terms = Terms {
+            committed: self.state.committed_samples(),
+            batch: self.reached().batch,
+            apart: self.bucket_run.is_some(),
+        };
+        let continued = in_place::continued(&host.record, host.statuses(), members, &terms);
+        let (members, carried) = continued.filter(|_| host.can_carry_on())?;
+        Some(Continuation {
             members,
             shares,
             carried,
-        };
-        (host.can_carry_on() && continues).then_some(continuation)
+        })
     }
 
     /// The GPUs of all ranks of the next generation, in the order of the ranks. `shares`: those of other hosts, each with all
     /// GPUs of the host; they keep those of their ranks.
     pub(super) fn place_gpus(
         &self,
-        earlier: Option<&Current>,
+        earlier: Option<&HostGeneration>,
         members: &[Member],
         shares: &mut [Share],
     ) -> Vec<String> {
         let place = |member: &Member, all: &[String]| {
             let mut gpus = match earlier {
-                Some(earlier) => earlier.gpus_for(member, all),
+                Some(earlier) => earlier.gpus_in(&member.carries, member.slot, all),
                 None => all.to_vec(),
             };
             gpus.truncate(usize::try_from(member.ranks).unwrap_or(usize::MAX));
@@ -132,16 +132,11 @@ impl Launcher<'_> {
         let mut started = Ok(());
         for (index, member) in members.iter().enumerate() {
             let share = shares.get(index);
-            let used = current.gpus_on(member.slot);
-            let all = share.map_or(&self.gpus, |share| &share.gpus);
-            let free = all.iter().filter(|gpu| !used.contains(gpu)).cloned();
-            let mut free = free.collect::<Vec<_>>().into_iter();
             let mut here = current.host.record.members.iter();
             let here = here.find(|it| it.slot == member.slot);
             let here = here.map_or(0, |it| it.ranks) + current.host.spares(member.slot);
             for _ in here..member.ranks {
-                let gpus: Vec<String> = free.next().into_iter().collect();
-                let one = self.stand_by(&mut current.host, share, member.ranks, &gpus);
+                let one = self.stand_by(&mut current.host, share, member.ranks);
                 started = started.and(one);
             }
         }
@@ -149,15 +144,16 @@ impl Launcher<'_> {
         started.map(|()| true)
     }
 
-    /// Starts a process that stands by on this machine or on another host, with its GPU. `count`: processes that share the
+    /// Starts a process that stands by on this machine or on another host, with a free GPU. `count`: processes that share the
     /// machine's processors.
     fn stand_by(
         &self,
         host: &mut HostGeneration,
         share: Option<&Share>,
         count: u64,
-        gpus: &[String],
     ) -> Result<(), LaunchError> {
+        let (slot, all) = share.map_or((0, &self.gpus), |share| (share.slot, &share.gpus));
+        let gpus: Vec<String> = host.free_gpu(slot, all).cloned().into_iter().collect();
         let cannot = |error| LaunchError::Spawn { error };
         let record = host.record.clone();
         let start = Start {
@@ -167,7 +163,7 @@ impl Launcher<'_> {
             first: 0,
             count,
             cores: self.cores,
-            gpus,
+            gpus: &gpus,
             key: &Key::random().map_err(cannot)?,
             progress_deadline: self.progress_deadline,
             bucket: None,
@@ -196,12 +192,10 @@ impl Launcher<'_> {
         current.host.dismiss(wanted);
         let mut kept = Ok(());
         while kept.is_ok() && current.host.lacks_spares(wanted) {
-            let gpu = current.host.free_gpu(&self.gpus).cloned();
-            if gpu.is_none() && !is_on_cpu {
+            if !is_on_cpu && current.host.free_gpu(0, &self.gpus).is_none() {
                 break;
             }
-            let gpus: Vec<String> = gpu.into_iter().collect();
-            kept = self.stand_by(&mut current.host, None, world, &gpus);
+            kept = self.stand_by(&mut current.host, None, world);
         }
         self.current = Some(current);
         if let Err(error) = kept {
@@ -238,27 +232,4 @@ pub(super) struct Continuation {
     /// Those of other hosts.
     pub shares: Vec<Share>,
     pub carried: Carried,
-}
-
-impl Current {
-    /// The GPUs of a member of the next generation, of those that work there: first those of its processes that continue or
-    /// stand by.
-    fn gpus_for(&self, member: &Member, all: &[String]) -> Vec<String> {
-        let local = |rank: u64| usize::try_from(rank).unwrap_or(usize::MAX);
-        let theirs = (member.carries.iter()).filter_map(|rank| self.gpus.get(local(*rank)));
-        let spares = self.host.gpus_of_spares(member.slot);
-        let kept: Vec<String> = theirs.chain(spares).cloned().collect();
-        gpus::in_place(&kept, self.gpus_on(member.slot), all)
-    }
-
-    /// The GPUs of the ranks of a host.
-    fn gpus_on(&self, slot: u64) -> &[String] {
-        let local = |rank: u64| usize::try_from(rank).unwrap_or(usize::MAX);
-        let mut shares = self.host.record.shares();
-        let its = shares.find(|(_, member)| member.slot == slot);
-        let its = its.map_or(0..0, |(first, member)| {
-            local(first)..local(first + member.ranks)
-        });
-        self.gpus.get(its).unwrap_or_default()
-    }
 }

@@ -19,6 +19,26 @@ fn paused() -> Value {
     json!({"paused": true, "kept": held})
 }
 
+/// What an agent of the first generation says of its only rank.
+fn state(rank: Value) -> Value {
+    json!({"generation": 1, "continues": true, "ranks": [rank]})
+}
+
+/// The agents of both pods say that their ranks are like this.
+fn both(cluster: &Cluster, rank: &Value) {
+    for pod in ["x-0-1", "x-1-2"] {
+        cluster.agent(pod, state(rank.clone()));
+    }
+}
+
+/// A running job, one of whose nodes has just been cordoned.
+async fn cordoned() -> Cluster {
+    let mut cluster = Cluster::running().await;
+    both(&cluster, &json!({"ready": true}));
+    cluster.put_node("b", json!({"unschedulable": true}));
+    cluster
+}
+
 /// The members of the newest generation: their pods, with the ranks that continue there.
 fn members(status: &TrainingJobStatus) -> Vec<(String, Vec<u64>)> {
     let record = &status.generation.as_ref().unwrap().record;
@@ -45,10 +65,8 @@ async fn survivors_continue_at_once_and_the_pod_that_replaces_the_lost_one_joins
     assert_eq!(record.plan.global_batch_size, 8);
     cluster.put_node("c", json!({}));
     cluster.remove_node("a");
-    let state = json!({"generation": 1, "continues": true, "ranks": [{"ready": true}]});
-    cluster.agent("x-0-1", state);
-    let state = json!({"generation": 1, "continues": true, "ranks": [survivor(0)]});
-    cluster.agent("x-1-2", state);
+    cluster.agent("x-0-1", state(json!({"ready": true})));
+    cluster.agent("x-1-2", state(survivor(0)));
     cluster.reconcile().await.unwrap();
     let status = cluster.status();
     assert_eq!(members(&status), [("x-1-2".to_owned(), vec![1])]);
@@ -99,12 +117,7 @@ async fn ranks_that_cannot_continue_commit_what_they_hold() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_ranks_of_a_cordoned_node_are_left_out_without_a_checkpoint() {
-    let mut cluster = Cluster::running().await;
-    let state = |rank: Value| json!({"generation": 1, "continues": true, "ranks": [rank]});
-    for pod in ["x-0-1", "x-1-2"] {
-        cluster.agent(pod, state(json!({"ready": true})));
-    }
-    cluster.put_node("b", json!({"unschedulable": true}));
+    let mut cluster = cordoned().await;
     cluster.reconcile().await.unwrap();
     let current = cluster.status().generation.unwrap();
     assert!(current.drain && current.pause);
@@ -121,12 +134,7 @@ async fn the_ranks_of_a_cordoned_node_are_left_out_without_a_checkpoint() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cordoned_node_is_left_when_another_pod_stands_by() {
-    let mut cluster = Cluster::running().await;
-    let state = |rank: Value| json!({"generation": 1, "continues": true, "ranks": [rank]});
-    for pod in ["x-0-1", "x-1-2"] {
-        cluster.agent(pod, state(json!({"ready": true})));
-    }
-    cluster.put_node("b", json!({"unschedulable": true}));
+    let mut cluster = cordoned().await;
     cluster.put_node("c", json!({}));
     cluster
         .reconcile_until(|status| status.slots.len() == 3)
@@ -143,9 +151,7 @@ async fn a_cordoned_node_is_left_when_another_pod_stands_by() {
     cluster.reconcile().await.unwrap();
     let current = cluster.status().generation.unwrap();
     assert!(current.drain && current.pause);
-    for pod in ["x-0-1", "x-1-2"] {
-        cluster.agent(pod, state(paused()));
-    }
+    both(&cluster, &paused());
     cluster.reconcile().await.unwrap();
     let found = members(&cluster.status());
     assert_eq!(found, [("x-0-1".to_owned(), vec![0]), (joins, vec![])]);
@@ -153,17 +159,10 @@ async fn a_cordoned_node_is_left_when_another_pod_stands_by() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn ranks_that_wait_commit_when_their_job_is_suspended() {
-    let mut cluster = Cluster::running().await;
-    let state = |rank: Value| json!({"generation": 1, "continues": true, "ranks": [rank]});
-    for pod in ["x-0-1", "x-1-2"] {
-        cluster.agent(pod, state(json!({"ready": true})));
-    }
-    cluster.put_node("b", json!({"unschedulable": true}));
+    let mut cluster = cordoned().await;
     cluster.reconcile().await.unwrap();
     cluster.edit(json!({"suspend": true}));
-    for pod in ["x-0-1", "x-1-2"] {
-        cluster.agent(pod, state(paused()));
-    }
+    both(&cluster, &paused());
     cluster.reconcile().await.unwrap();
     let current = cluster.status().generation.unwrap();
     assert_eq!(current.record.number, 1);
