@@ -44,7 +44,7 @@ pub enum CommError {
 }
 
 /// What an operation does with its buffers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Kind {
     /// `data` becomes the sum over ranks, on every rank; `shard` is empty.
     AllReduce,
@@ -53,15 +53,22 @@ pub enum Kind {
     ReduceScatter,
     /// `data` receives the shards of all ranks in rank order.
     AllGather,
+    /// `data` of the ranks that hold it, which is equal, becomes that of the others: each holder sends a part. `shard` is
+    /// empty.
+    Broadcast {
+        /// Whether a rank holds it, in rank order.
+        holders: Vec<bool>,
+    },
 }
 
 impl Kind {
     /// The operation's name in messages.
-    pub fn name(self) -> &'static str {
+    pub fn name(&self) -> &'static str {
         match self {
             Kind::AllReduce => "all-reduce",
             Kind::ReduceScatter => "reduce-scatter",
             Kind::AllGather => "all-gather",
+            Kind::Broadcast { .. } => "broadcast",
         }
     }
 }
@@ -83,10 +90,30 @@ impl<T> Operation<T> {
         }
     }
 
+    pub fn broadcast(data: Vec<T>, holders: Vec<bool>) -> Operation<T> {
+        Operation {
+            kind: Kind::Broadcast { holders },
+            data,
+            shard: Vec::new(),
+        }
+    }
+
     /// Checks that the buffers fit a world of this size.
     pub fn check(&self, world: usize) -> Result<(), CommError> {
         let (data, shard) = (self.data.len(), self.shard.len());
-        if self.kind == Kind::AllReduce || data == world * shard {
+        let fits = match &self.kind {
+            Kind::AllReduce => true,
+            Kind::ReduceScatter | Kind::AllGather => data == world * shard,
+            Kind::Broadcast { holders } if holders.len() == world && holders.contains(&true) => {
+                true
+            }
+            Kind::Broadcast { holders } => {
+                return Err(CommError::Misuse(format!(
+                    "a broadcast in a world of {world} whose holders are {holders:?}"
+                )));
+            }
+        };
+        if fits {
             return Ok(());
         }
         Err(CommError::Misuse(format!(

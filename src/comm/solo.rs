@@ -33,7 +33,7 @@ fn completed<T: Copy + Send + 'static>(mut operation: Operation<T>) -> Pending<T
     let result = operation.check(1).map(|()| {
         let Operation { kind, data, shard } = &mut operation;
         match kind {
-            Kind::AllReduce => {}
+            Kind::AllReduce | Kind::Broadcast { .. } => {}
             Kind::ReduceScatter => shard.copy_from_slice(data),
             Kind::AllGather => data.copy_from_slice(shard),
         }

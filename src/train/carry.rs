@@ -10,7 +10,7 @@ use super::kernels::{self, Kernels};
 use super::message::{decode, encode, exchange};
 use super::orders::report;
 use super::trainer::Trainer;
-use crate::comm::{Collective, CommError, Operation, World};
+use crate::comm::{Collective, CommError, Operation, Pending, World};
 use crate::engine::{Engine, EngineError, Place, UnitState};
 use crate::lifecycle::Generation;
 use crate::lifecycle::generation::Carried;
@@ -72,15 +72,15 @@ impl Trainer<'_> {
         let (engine, world) = (self.engine.as_mut(), self.world.as_ref());
         let carried = self.generation.carried;
         let carried = carried.ok_or_else(|| missing("no rank brings one"))?;
-        let Some(Differs { newest, is_behind }) = compare(own, &carried, world)? else {
+        let Some(Differs { newest, holders }) = compare(own, &carried, world)? else {
             return Ok(());
         };
         if let Some(newest) = newest {
             self.state = newest;
         }
         // Until all of it has arrived.
-        self.has_state &= !is_behind;
-        copy_weights(engine, is_behind, carried.rank as usize, world)?;
+        self.has_state &= holders[world.rank()];
+        copy_weights(engine, &holders, world)?;
         self.has_state = true;
         Ok(())
     }
@@ -90,8 +90,8 @@ impl Trainer<'_> {
 struct Differs {
     /// The state besides the weights, if this rank has another one.
     newest: Option<TrainState>,
-    /// Whether this rank has other weights.
-    is_behind: bool,
+    /// Whether a rank has the weights that count, in rank order.
+    holders: Vec<bool>,
 }
 
 /// The state with which the generation begins is not there.
@@ -122,48 +122,57 @@ fn compare(
     let is_root = world.rank() == root;
     let received = world.exchange(if is_root { &encoded } else { &[] })?;
     let differs = version != *newest;
+    let holds = |version: &Version| version.samples == newest.samples;
     Ok(Some(Differs {
         newest: differs.then(|| decode(root, &received[root])).transpose()?,
-        is_behind: version.samples != newest.samples,
+        holders: versions.iter().map(holds).collect(),
     }))
 }
 
-/// Gives the weights and moments of the rank `root` to the ranks that are behind. Collective.
+/// Gives the weights and moments that count to the ranks that lack them. Collective.
 fn copy_weights(
     engine: &mut dyn Engine,
-    is_behind: bool,
-    root: usize,
+    holders: &[bool],
     world: &dyn Collective,
 ) -> Result<(), TrainError> {
-    let is_root = world.rank() == root;
+    if holders.iter().all(|holds| *holds) {
+        return Ok(());
+    }
+    let holds = holders[world.rank()];
+    // The next unit is under way while one is set.
+    let mut before: Option<(usize, [Pending; 3])> = None;
     for unit in 0..engine.layout().units.len() {
         let len = engine.layout().units[unit].len;
-        let own = engine.export(unit, is_root)?.filter(|_| is_root);
-        let state = of_root(world, own, len)?;
-        if is_behind {
-            engine.import(unit, &state)?;
-        }
+        let own = engine.export(unit, holds)?.filter(|_| holds);
+        let parts = own.map_or_else(
+            || std::array::from_fn(|_| vec![0.0; len]),
+            |own| [own.parameters, own.exp_avg, own.exp_avg_sq],
+        );
+        let start = |part| world.start(Operation::broadcast(part, holders.to_vec()));
+        let started = (unit, parts.map(start));
+        receive(engine, before.replace(started), holds)?;
     }
-    Ok(())
+    receive(engine, before, holds)
 }
 
-/// The state of a unit of `len` elements that one rank has. Collective.
-fn of_root(
-    world: &dyn Collective,
-    own: Option<UnitState>,
-    len: usize,
-) -> Result<UnitState, TrainError> {
-    // Added to a negative zero, every number keeps its bits, also either zero.
-    let values = own.map_or_else(
-        || vec![-0.0; 3 * len],
-        |state| [state.parameters, state.exp_avg, state.exp_avg_sq].concat(),
-    );
-    let values = world.start(Operation::all_reduce(values)).wait()?.data;
-    Ok(UnitState {
-        parameters: values[..len].to_vec(),
-        exp_avg: values[len..2 * len].to_vec(),
-        exp_avg_sq: values[2 * len..].to_vec(),
-    })
+/// Sets the state of a unit whose transfer has started.
+fn receive(
+    engine: &mut dyn Engine,
+    started: Option<(usize, [Pending; 3])>,
+    holds: bool,
+) -> Result<(), TrainError> {
+    let Some((unit, [parameters, exp_avg, exp_avg_sq])) = started else {
+        return Ok(());
+    };
+    let state = UnitState {
+        parameters: parameters.wait()?.data,
+        exp_avg: exp_avg.wait()?.data,
+        exp_avg_sq: exp_avg_sq.wait()?.data,
+    };
+    if !holds {
+        engine.import(unit, &state)?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -311,14 +320,12 @@ mod tests {
             };
             let differs = compare(own.as_ref(), &carried(2, 2), world.as_ref());
             let differs = differs.unwrap().unwrap();
-            copy_weights(&mut engine, differs.is_behind, 2, world.as_ref()).unwrap();
+            copy_weights(&mut engine, &differs.holders, world.as_ref()).unwrap();
             let samples = differs.newest.or(own).unwrap().samples;
-            (differs.is_behind, samples, bits(&mut engine))
+            (differs.holders, samples, bits(&mut engine))
         });
-        let behind: Vec<bool> = ranks.iter().map(|(is_behind, ..)| *is_behind).collect();
-        assert_eq!(behind, [true, true, false, false]);
-        for (_, samples, found) in ranks {
-            assert_eq!(samples, 8);
+        for (holders, samples, found) in ranks {
+            assert_eq!((holders, samples), (vec![false, false, true, true], 8));
             assert!(found == expected);
         }
     }
@@ -374,9 +381,10 @@ mod tests {
             own.step += world.rank() as u64;
             let differs = compare(Some(&own), &carried(0, 2), world.as_ref());
             let differs = differs.unwrap().unwrap();
-            (differs.is_behind, differs.newest.map(|it| it.step))
+            (differs.holders, differs.newest.map(|it| it.step))
         });
-        assert_eq!(ranks, [(false, None), (false, Some(2))]);
+        let all = || vec![true; 2];
+        assert_eq!(ranks, [(all(), None), (all(), Some(2))]);
         let equal = on_all(2, |world| {
             let own = state(2);
             compare(Some(&own), &carried(1, 2), world.as_ref())

@@ -1,9 +1,10 @@
-//! All-reduce, reduce-scatter and all-gather of vectors, directly between all pairs.
+//! All-reduce, reduce-scatter, all-gather and broadcast of vectors, directly between all pairs.
 //!
 //! The vector has one part per rank. To reduce, every rank sends its addend of a part to the part's owner.
 //! The owner adds them up in rank order, whatever the order of their arrival: each sum is computed once, in
 //! one place, so the result is bitwise equal on every rank and in every run. To gather, owners send their
 //! parts to every rank. An all-reduce does both and sends reduced elements while the rest still arrives.
+//! In a broadcast only ranks that hold the vector have a part, and only the others gather.
 //! Every byte crosses the network once, as in a ring, without the ring's world − 1 hops.
 
 use std::ops::Range;
@@ -61,7 +62,7 @@ impl Element for f32 {
 }
 
 impl Element for i64 {
-    const NUMBER: u64 = 3;
+    const NUMBER: u64 = 4;
 
     fn scratch(scratches: &mut Scratches) -> &mut Scratch<i64> {
         &mut scratches.integers
@@ -83,9 +84,12 @@ pub(super) struct Transfer<'a, T> {
     world: usize,
     header: [u8; HEADER],
     data: &'a mut [T],
+    /// The part of each rank.
+    parts: Vec<Range<usize>>,
     part: OwnPart<'a, T>,
     reduce: bool,
-    gather: bool,
+    /// Whether a rank receives the parts of the others.
+    gathers: Vec<bool>,
     /// Elements of this rank's own part that are final.
     ready: usize,
     scratch: &'a mut Scratch<T>,
@@ -120,10 +124,15 @@ impl<'a, T: Element> Transfer<'a, T> {
         scratch: &'a mut Scratch<T>,
     ) -> Self {
         let Operation { kind, data, shard } = operation;
-        let (number_of_kind, part, reduce, gather) = match kind {
-            Kind::AllReduce => (1, OwnPart::InPlace, true, true),
-            Kind::ReduceScatter => (2, OwnPart::Into(shard), true, false),
-            Kind::AllGather => (3, OwnPart::From(shard), false, true),
+        let all = vec![true; world];
+        let (number_of_kind, part, reduce, gathers, owns) = match kind {
+            Kind::AllReduce => (1, OwnPart::InPlace, true, all.clone(), all),
+            Kind::ReduceScatter => (2, OwnPart::Into(shard), true, vec![false; world], all),
+            Kind::AllGather => (3, OwnPart::From(shard), false, all.clone(), all),
+            Kind::Broadcast { holders } => {
+                let gathers = holders.iter().map(|holds| !holds).collect();
+                (4, OwnPart::InPlace, false, gathers, holders.clone())
+            }
         };
         let mut header = [0; HEADER];
         let fields = [T::NUMBER + number_of_kind, number, data.len() as u64];
@@ -142,19 +151,15 @@ impl<'a, T: Element> Transfer<'a, T> {
             rank,
             world,
             header,
+            parts: parts(data.len(), &owns),
             data,
             part,
             reduce,
-            gather,
+            gathers,
             ready: 0,
             scratch,
             progress: vec![Progress::default(); world],
         }
-    }
-
-    fn part(&self, rank: usize) -> Range<usize> {
-        let start = |rank| (self.data.len() as u128 * rank as u128 / self.world as u128) as usize;
-        start(rank)..start(rank + 1)
     }
 
     fn peers(&self) -> impl Iterator<Item = usize> {
@@ -164,18 +169,19 @@ impl<'a, T: Element> Transfer<'a, T> {
 
     /// Bytes to send to and to receive from `peer` in total.
     fn totals(&self, peer: usize) -> (usize, usize) {
-        let own = Self::SIZE * self.part(self.rank).len();
-        let theirs = Self::SIZE * self.part(peer).len();
-        let (reduce, gather) = (usize::from(self.reduce), usize::from(self.gather));
+        let own = Self::SIZE * self.parts[self.rank].len();
+        let theirs = Self::SIZE * self.parts[peer].len();
+        let reduce = usize::from(self.reduce);
+        let gathers = |rank: usize| usize::from(self.gathers[rank]);
         (
-            HEADER + reduce * theirs + gather * own,
-            HEADER + reduce * own + gather * theirs,
+            HEADER + reduce * theirs + gathers(peer) * own,
+            HEADER + reduce * own + gathers(self.rank) * theirs,
         )
     }
 
     /// Adds up the next `chunk` elements of all addends, in rank order.
     fn add_up(&mut self, chunk: usize) {
-        let start = self.part(self.rank).start + self.ready;
+        let start = self.parts[self.rank].start + self.ready;
         let own = &mut self.data[start..start + chunk];
         let (below, above) = self.scratch.split_at_mut(self.rank);
         if let Some((first, others)) = below.split_first_mut() {
@@ -210,14 +216,14 @@ impl<T: Element> Flow for Transfer<'_, T> {
         }
         at -= HEADER;
         if self.reduce {
-            let addend: &[u8] = bytemuck::cast_slice(&self.data[self.part(peer)]);
+            let addend: &[u8] = bytemuck::cast_slice(&self.data[self.parts[peer].clone()]);
             if at < addend.len() {
                 return &addend[at..];
             }
             at -= addend.len();
         }
-        if self.gather {
-            let own: &[u8] = bytemuck::cast_slice(&self.data[self.part(self.rank)]);
+        if self.gathers[peer] {
+            let own: &[u8] = bytemuck::cast_slice(&self.data[self.parts[self.rank].clone()]);
             return &own[at..Self::SIZE * self.ready];
         }
         &[]
@@ -228,8 +234,8 @@ impl<T: Element> Flow for Transfer<'_, T> {
     }
 
     fn incoming(&mut self, peer: usize) -> &mut [u8] {
-        let own = self.part(self.rank);
-        let theirs = self.part(peer);
+        let own = self.parts[self.rank].clone();
+        let theirs = self.parts[peer].clone();
         let mut at = self.progress[peer].received;
         if at < HEADER {
             return &mut self.progress[peer].header[at..];
@@ -243,7 +249,7 @@ impl<T: Element> Flow for Transfer<'_, T> {
             }
             at -= Self::SIZE * own.len();
         }
-        if self.gather {
+        if self.gathers[self.rank] {
             // The owner reduced this part after it had this rank's addend, so the addend is sent.
             return &mut bytemuck::cast_slice_mut(&mut self.data[theirs])[at..];
         }
@@ -266,7 +272,7 @@ impl<T: Element> Flow for Transfer<'_, T> {
 
     fn advance(&mut self) {
         loop {
-            let chunk = CHUNK.min(self.part(self.rank).len() - self.ready);
+            let chunk = CHUNK.min(self.parts[self.rank].len() - self.ready);
             let until = HEADER + Self::SIZE * (self.ready + chunk);
             let started = HEADER + Self::SIZE * self.ready;
             if chunk == 0 {
@@ -285,7 +291,7 @@ impl<T: Element> Flow for Transfer<'_, T> {
                 if self.world > 1 && self.peers().all(|peer| self.progress[peer].sent < started) {
                     return;
                 }
-                let start = self.part(self.rank).start + self.ready;
+                let start = self.parts[self.rank].start + self.ready;
                 self.data[start..start + chunk]
                     .copy_from_slice(&shard[self.ready..self.ready + chunk]);
             }
@@ -294,7 +300,7 @@ impl<T: Element> Flow for Transfer<'_, T> {
     }
 
     fn done(&self) -> bool {
-        self.ready == self.part(self.rank).len()
+        self.ready == self.parts[self.rank].len()
             && self.peers().all(|peer| {
                 let progress = &self.progress[peer];
                 (progress.sent, progress.received) == self.totals(peer)
@@ -312,6 +318,19 @@ impl<T: Element> Flow for Transfer<'_, T> {
     }
 }
 
+/// Splits a vector evenly between the ranks that own a part of it.
+fn parts(len: usize, owns: &[bool]) -> Vec<Range<usize>> {
+    let owners = owns.iter().filter(|owns| **owns).count();
+    let start = |before: usize| (len as u128 * before as u128 / owners as u128) as usize;
+    let mut before = 0;
+    let part = owns.iter().map(|owns| {
+        let first = before;
+        before += usize::from(*owns);
+        start(first)..start(before)
+    });
+    part.collect()
+}
+
 fn describe(header: &[u8; HEADER]) -> String {
     let field = |index: usize| {
         let mut bytes = [0; 8];
@@ -326,6 +345,7 @@ fn describe(header: &[u8; HEADER]) -> String {
         1 => Kind::AllReduce.name(),
         2 => Kind::ReduceScatter.name(),
         3 => Kind::AllGather.name(),
+        4 => "broadcast",
         _ => "an unknown operation",
     };
     format!("{name} (operation {}) of {} {elements}", field(1), field(2))

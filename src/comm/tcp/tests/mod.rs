@@ -97,6 +97,16 @@ fn all_gather(world: &TcpCollective, shard: Vec<f32>) -> Result<Vec<f32>, CommEr
     Ok(world.start(operation).wait()?.data)
 }
 
+/// Gives the data of the ranks that hold it to the others.
+fn broadcast(
+    world: &TcpCollective,
+    data: Vec<f32>,
+    holders: &[bool],
+) -> Result<Vec<f32>, CommError> {
+    let operation = Operation::broadcast(data, holders.to_vec());
+    Ok(world.start(operation).wait()?.data)
+}
+
 /// An addend that differs for every rank and element, and whose sum depends on the order of addition.
 fn addend(rank: usize, len: usize) -> Vec<f32> {
     (0..len)
@@ -121,8 +131,12 @@ proptest! {
         world in 1usize..=5,
         // Empty, shorter than the world, not divisible, several chunks.
         lens in prop::collection::vec(prop_oneof![0usize..12, 60_000usize..400_000], 1..4),
+        holders in 1u32..32,
         unix_sockets in prop::bool::ANY,
     ) {
+        // At least one rank holds what is broadcast.
+        let holds = |rank: usize| holders >> rank & 1 == 1 || holders % (1 << world) == 0;
+        let holders: Vec<bool> = (0..world).map(holds).collect();
         let (listener, mut options) = options(world);
         options.iter_mut().for_each(|options| options.unix_sockets = unix_sockets);
         on_all_with(listener, &options, |collective| {
@@ -130,6 +144,8 @@ proptest! {
             for &len in &lens {
                 let sum = naive_sum(world, len);
                 assert_eq!(all_reduce(&collective, addend(rank, len)).unwrap(), sum);
+                let own = if holders[rank] { sum.clone() } else { vec![f32::NAN; len] };
+                assert_eq!(broadcast(&collective, own, &holders).unwrap(), sum);
                 let len = len - len % world;
                 let part = rank * len / world..(rank + 1) * len / world;
                 let sum = naive_sum(world, len);
@@ -256,6 +272,10 @@ fn sizes_that_do_not_fit_are_refused_before_anything_is_sent() {
             shard: vec![0.0; 2],
         });
         assert!(matches!(wrong.wait(), Err(CommError::Misuse(_))));
+        for holders in [&[false, false][..], &[true]] {
+            let wrong = broadcast(&collective, vec![0.0; 5], holders);
+            assert!(matches!(wrong, Err(CommError::Misuse(_))));
+        }
         assert_eq!(all_reduce(&collective, vec![1.0]).unwrap(), [2.0]);
     });
 }

@@ -28,6 +28,7 @@ impl Collective for Recorder {
             Kind::AllGather => "gather",
             Kind::ReduceScatter => "scatter",
             Kind::AllReduce => "reduce",
+            Kind::Broadcast { .. } => "broadcast",
         };
         let unit = operation.data.len() / 10 - 1;
         note(&self.events, format!("{what} {unit}"));
