@@ -397,11 +397,19 @@ impl RankStatus {
     fn undecided(&self) -> bool {
         !self.has_ended() && self.held().is_none()
     }
+
+    /// Whether it holds the state of an earlier generation and has said nothing of a loss in this one: it may be lost.
+    fn only_carries(&self) -> bool {
+        !self.has_ended()
+            && self.stage != Stage::Paused
+            && self.kept.is_some()
+            && self.loss.is_none()
+    }
 }
 
 /// Limit for a rank's silence before the ranks are connected; later their heartbeats count.
 pub const SILENCE: Duration = Duration::from_secs(10);
-/// After a loss: time in which waiting ranks may still report that they are connected.
+/// After a loss: time in which waiting ranks may still report that they are connected, or are seen to end.
 const MEETING: Duration = Duration::from_secs(1);
 /// After a loss: time in which the end of the lost rank's process is seen, which says more than its peers can.
 const EXIT: Duration = Duration::from_millis(100);
@@ -422,6 +430,15 @@ pub fn is_paused(seen: &[RankStatus]) -> bool {
 /// rank has ended, has reported its state, is reported as lost, waits for lost ranks, or hangs.
 pub fn is_settled(seen: &[RankStatus], waited: Duration) -> bool {
     let named = |rank: u64| loss_of(seen, rank).is_some();
+    // The end of its process says which rank is lost. Without one, the connection between two that live is.
+    let is_explained = seen.iter().any(RankStatus::has_ended) || waited > MEETING;
+    if !is_explained
+        && (0..)
+            .zip(seen)
+            .any(|(rank, s)| s.only_carries() && named(rank))
+    {
+        return false;
+    }
     let awaited = (0..).zip(seen).filter(|(_, s)| s.undecided());
     awaited
         .filter(|(rank, s)| s.fault.is_some() || !named(*rank) || waited < EXIT)
@@ -773,6 +790,28 @@ mod tests {
         assert!(is_settled(&[killed(), connecting.clone()], Duration::ZERO));
         connecting.take(&Report::Connected);
         assert_eq!(connecting.as_left(), None);
+    }
+
+    #[test]
+    fn a_rank_that_is_lost_with_the_state_that_it_brings_is_seen_to_end() {
+        let brings = RankStatus::carrying(held(16));
+        let mut noticed = brings.clone();
+        noticed.take(&Report::Lost {
+            rank: 1,
+            message: "it left while the ranks connected".into(),
+            held: held(16),
+        });
+        let seen = [noticed.clone(), brings];
+        assert!(!is_settled(&seen, MEETING), "its agent learns of it later");
+        assert!(is_settled(&seen, MEETING + Duration::from_millis(1)));
+        let seen = [noticed, killed()];
+        assert!(is_settled(&seen, Duration::ZERO));
+        let left = seen.map(|it| it.as_left().unwrap());
+        let lost = outcome(&left, 1, || None, || false);
+        assert!(
+            matches!(lost, Some(Outcome::Lost { rank: 1, .. })),
+            "{lost:?}"
+        );
     }
 
     #[test]

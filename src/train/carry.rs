@@ -27,18 +27,28 @@ struct Version {
 }
 
 impl Trainer<'_> {
-    /// Continues in another generation, with the state that its processes bring. Collective.
+    /// Belongs to another generation from here on, as this rank of it: what it commits is a checkpoint of that one, also
+    /// before its ranks have met. No earlier generation can commit any more.
+    pub fn leave(&mut self, next: Generation, rank: u64) -> Result<(), TrainError> {
+        if next.carried.is_some_and(|carried| carried.rank == rank) {
+            self.record_last_step()?;
+            self.keep_metrics();
+        }
+        self.last_step = None;
+        self.metrics = None;
+        self.generation = next;
+        Ok(())
+    }
+
+    /// Continues in its generation with the state that the processes bring. Collective.
     pub fn enter(
         &mut self,
-        generation: Generation,
         world: World,
         place: Place,
         metrics: Option<MetricsWriter>,
     ) -> Result<(), TrainError> {
-        self.generation = generation;
         self.world = world;
         self.metrics = metrics;
-        self.last_step = None;
         self.watch.forget();
         check_coupling(self.run, &self.generation.plan)?;
         self.engine.rejoin(place)?;

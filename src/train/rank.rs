@@ -148,6 +148,9 @@ fn live(options: &RankOptions, orders: &Orders) -> Result<Ending, TrainError> {
     // Held until the process ends or holds the next one, so that a later launcher detects living ranks.
     let mut _alive = None;
     let mut generation: Generation = read_json(&record(&options))?;
+    if let Some(spare) = &mut trainer {
+        spare.leave(generation.clone(), options.rank as u64)?;
+    }
     loop {
         _alive = record(&options).parent().map(hold).transpose()?;
         if trainer.is_none() && generation.carried.is_some() {
@@ -159,12 +162,7 @@ fn live(options: &RankOptions, orders: &Orders) -> Result<Ending, TrainError> {
             Left::Carries(mut it, assignment) => {
                 options = options.at(&assignment)?;
                 generation = read_json(&record(&options))?;
-                let carried = generation.carried;
-                // It belongs to the generation before.
-                if carried.is_some_and(|carried| carried.rank == assignment.rank) {
-                    it.record_last_step()?;
-                    it.keep_metrics();
-                }
+                it.leave(generation.clone(), assignment.rank)?;
                 enter(&options, &reports)?;
                 trainer = Some(it);
             }
@@ -290,7 +288,7 @@ fn train<'a>(
                 threads: options.threads,
                 activity,
             };
-            let entered = trainer.enter(generation, observed, place, metrics);
+            let entered = trainer.enter(observed, place, metrics);
             (trainer, entered)
         }
     };

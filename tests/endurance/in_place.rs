@@ -153,6 +153,50 @@ fn losses_in_quick_succession_lose_no_sample() {
     }
 }
 
+/// The ranks of a generation wait for one that does not come, and their launcher is lost: its state goes to a checkpoint of
+/// this generation, since those of earlier ones do not count any more.
+#[test]
+fn a_launcher_that_is_lost_before_the_ranks_have_met_loses_no_step() {
+    let spec = recipe(json!({}));
+    let run = Run::of(spec.clone());
+    let launched = run.start(&["--procs", "4"]);
+    run.wait_for_steps(1, 5);
+    let before = ranks(&run, 1, 4);
+    run.signal_rank(1, 3, Signal::KILL);
+    let appears = |file: &str| {
+        let since = std::time::Instant::now();
+        while !run.out().join("gen-2").join(file).exists() {
+            assert!(since.elapsed().as_secs() < 60, "{file}: {}", run.log());
+            std::thread::yield_now();
+        }
+    };
+    appears("record.json");
+    rustix::process::kill_process(before[2], Signal::STOP).unwrap();
+    appears("logs/rank-0.log");
+    appears("logs/rank-1.log");
+    launched.signal(Signal::KILL);
+    launched.wait();
+    wait_for("the ranks to end", || {
+        let ended = |rank: &Pid| {
+            let stat = std::fs::read_to_string(format!("/proc/{}/stat", rank.as_raw_nonzero()));
+            stat.map_or(true, |stat| stat.contains(") Z "))
+        };
+        before[..2].iter().all(ended).then_some(())
+    });
+    rustix::process::kill_process(before[2], Signal::KILL).unwrap();
+    let trained = run.generation_steps(1).len() as u64;
+    // The ranks may have met all the same.
+    let met = !run.generation_steps(2).is_empty();
+    let output = run.launch(&["--procs", "3", "--resume", "--quiet"]);
+    assert!(output.status.success(), "{output:?}");
+    if !met {
+        assert!(has_checkpoints(&run, 2));
+        assert_eq!(record(&run, 3)["start"]["step"], trained);
+    }
+    proved(&run, 2400);
+    same_losses(&run, &undisturbed(spec));
+}
+
 #[test]
 fn a_process_that_stands_by_takes_the_place_of_a_killed_rank() {
     let changes = json!({"elasticity": {"spares": 1}, "budget": {"samples": 12_000}});
