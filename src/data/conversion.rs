@@ -76,11 +76,11 @@ impl Conversion {
             Conversion::DialogueMessages
             | Conversion::DialogueMarked
             | Conversion::Conversation
+            | Conversion::LastMessages
             | Conversion::ScoredMessages
             | Conversion::AllScoredMessages
             | Conversion::Unknown => Answer::First,
             Conversion::DialogueText
-            | Conversion::LastMessages
             | Conversion::NumberedResponses
             | Conversion::RankedReplies => Answer::Last,
             Conversion::ScoredText => Answer::Best,
@@ -554,6 +554,7 @@ mod tests {
         let select = |conversion: Conversion, kind| conversion.selected(kind, &scores);
         assert_eq!(select(Conversion::ScoredText, Kind::Text), [1]);
         assert_eq!(select(Conversion::DialogueText, Kind::Text), [6]);
+        assert_eq!(select(Conversion::LastMessages, Kind::Text), [0]);
         assert_eq!(select(Conversion::ScoredMessages, Kind::Text), [0]);
         // `random.Random(0).sample(range(7), 5)`
         assert_eq!(
