@@ -184,7 +184,7 @@ impl<'a> Builder<'a, '_> {
             Outcome::Empty => self.writer.skipped.empty += 1,
             Outcome::WithoutAnswer => self.writer.skipped.without_answer += 1,
             Outcome::WithoutTargets => self.writer.skipped.without_targets += 1,
-            Outcome::Preference { tokens, is_cut } => {
+            Outcome::Rows { tokens, is_cut } => {
                 self.writer.skipped.truncated += u64::from(is_cut);
                 self.writer.document(tokens)?;
             }

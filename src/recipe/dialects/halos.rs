@@ -247,12 +247,11 @@ impl Reader for Halos {
             };
             tree_effects::find((config, Kind::Halos, more), objective, typed, reading);
             reading.untrained.extend(wrong_adapters);
-            if objective.is_likelihood() {
-                let prompt = values.int("model.max_prompt_length", reading);
-                tree.plain_if("data.max_prompt_length", prompt);
-            } else {
-                preferences::translate(&values, version, &mut tree, reading);
-            }
+            let translate = match objective.is_likelihood() {
+                true => preferences::translate_supervised,
+                false => preferences::translate,
+            };
+            translate(&values, version, &mut tree, reading);
             preferences::find(&values, version, objective, reading);
             // Weights in upstream's own format.
             let loaded = values

@@ -357,3 +357,52 @@ fn rows_of_decoded_texts_are_cut_as_upstream_cuts_them() {
     other.data.rows = case.data.rows;
     insta::assert_snapshot!(other.refusal());
 }
+
+/// Its supervised rows are made in the same way.
+#[test]
+fn supervised_rows_are_decoded_too() {
+    use crate::recipe::schema::spec::{Marks, RowTokens, Rows};
+    let message = |role: &str, content: &str| json!({"role": role, "content": content});
+    let row = json!({
+        "prompt": [message("user", "Sky? ")],
+        "completion": [message("assistant", "  blue")],
+    });
+    let texts = json!({"prompt": "Sky?", "completion": "  blue"});
+    let mut case = pairs(&format!("{row}\n{texts}"));
+    case.objective = Objective::Sft;
+    case.data.extra_token = false;
+    case.data.marks = Marks {
+        user: "<u>".to_owned(),
+        user_end: " ;".to_owned(),
+        assistant: "<a>".to_owned(),
+        assistant_end: ".".to_owned(),
+    };
+    case.data.rows = Rows {
+        tokens: RowTokens::Decoded,
+        max_prompt_length: Some(6),
+        ..Rows::default()
+    };
+    case.data.sequence_length = 64;
+    assert_eq!(rows(&case), ["^<u>Sky? ;<a>| blue. $", "^Sky?|  blue $"]);
+    case.data.sequence_length = 18;
+    assert_eq!(rows(&case), ["^? ;<a>| blue. $", "^Sky?|  blue $"]);
+    assert_eq!(case.prepare().unwrap().manifest.skipped.truncated, 1);
+
+    let refused = |content: &str, change: &dyn Fn(&mut Case)| {
+        let mut case = pairs(content);
+        case.objective = Objective::Sft;
+        case.data.rows.tokens = RowTokens::Decoded;
+        change(&mut case);
+        case.refusal()
+    };
+    let talk = json!({"messages": [message("user", "Sky?"), message("assistant", "blue")]});
+    insta::assert_snapshot!(
+        [
+            refused(&talk.to_string(), &|_| {}),
+            refused(&texts.to_string(), &|case| case.data.packing = true),
+            refused(&texts.to_string(), &|case| case.data.answers_only =
+                Some(false)),
+        ]
+        .join("\n")
+    );
+}

@@ -419,15 +419,25 @@ fn legacy_losses_over_preferences_have_the_marks_of_the_tree() {
         ),
         ("name: kto, beta: 0.1, trainer: KTOTrainer", &[]),
         ("name: sft, trainer: SFTTrainer", &[]),
+        (
+            "name: sft, trainer: SFTTrainer",
+            &["loss.dataloader=SFTDataLoader", "datasets=[ultrabin]"],
+        ),
+        (
+            "name: csft, trainer: SFTTrainer",
+            &["loss.dataloader=ConditionalSFTDataLoader"],
+        ),
+        ("name: slic, beta: 0.1, trainer: SLiCTrainer", &[]),
     ] {
         let recipe = of_legacy(&format!("{loss}, {PAIRED}"), more);
         let (spec, source) = (&recipe.spec, &recipe.spec.data.train[0]);
         let untrained = recipe.untrained.iter();
         let untrained = untrained.map(|it| format!("{}: {:?}", it.key, it.reason));
         shown.push(format!(
-            "{loss} {}\n  {:?}\n  {:?} {:?}\n  {:?} {:?} decay {}\n  {:?}",
+            "{loss} {}\n  {:?} {:?}\n  {:?} {:?}\n  {:?} {:?} decay {}\n  {:?}",
             more.join(" "),
             spec.preference,
+            spec.likelihood.mean,
             spec.data.rows,
             spec.data.marks,
             source.path,

@@ -1,0 +1,105 @@
+//! Rows of texts that become tokens, are cut, and become text and tokens again.
+//!
+//! Upstream: ContextualAI/HALOs 61b9ee6 `dataloader.py` (`tokenize_batch_element`, `combine_prompt_and_generation`).
+//! Deviation: a row that then has more than the limit is cut at its end, so that a completion that was cut lacks the end
+//! token.
+
+use super::pack::Token;
+use super::record::Fault;
+use super::tokenizer::Tokenizer;
+use crate::recipe::schema::spec::{Rows, Side};
+
+/// How such rows are made.
+#[derive(Clone, Copy)]
+pub(super) struct Decoding<'a> {
+    tokenizer: &'a Tokenizer,
+    /// The text of the end token.
+    end: &'a str,
+    end_id: u32,
+    /// Most tokens of a row, and of the prompt of a row that is too long.
+    most: usize,
+    most_of_prompt: usize,
+    keeps: Side,
+}
+
+/// A row, and the texts of which it is made.
+pub(super) struct Decoded {
+    pub prompt: String,
+    /// With a space and the end token at its end.
+    pub completion: String,
+    /// The completion carries loss. `None`: no token of it is left.
+    pub tokens: Option<Vec<Token>>,
+    pub is_cut: bool,
+}
+
+impl<'a> Decoding<'a> {
+    /// # Errors
+    /// The tokenizer has no end token.
+    pub fn new(tokenizer: &'a Tokenizer, rules: Rows, most: u64) -> Result<Decoding<'a>, Fault> {
+        let (Some(end), Some(&end_id)) =
+            (tokenizer.specials.get("eos_token"), tokenizer.end.last())
+        else {
+            return Err(Fault::new(
+                "the tokenizer has no end token, with which upstream ends completions",
+                "set eos_token in tokenizer_config.json",
+            ));
+        };
+        Ok(Decoding {
+            tokenizer,
+            end,
+            end_id,
+            most: most as usize,
+            most_of_prompt: rules.max_prompt_length.unwrap_or(most) as usize,
+            keeps: rules.prompt_keeps,
+        })
+    }
+
+    /// The ids of a prompt, which has the start token.
+    pub fn of_prompt(&self, text: &str) -> Result<Vec<u32>, tokenizers::Error> {
+        Ok(self.without_end(self.started(text)?))
+    }
+
+    /// The ids of a completion.
+    pub fn of_completion(&self, text: &str) -> Result<Vec<u32>, tokenizers::Error> {
+        Ok(self.without_end(self.tokenizer.encode(text)?))
+    }
+
+    /// The row of a prompt and a completion.
+    pub fn row(&self, prompt: &[u32], completion: &[u32]) -> Result<Decoded, tokenizers::Error> {
+        let is_long = prompt.len() + completion.len() > self.most;
+        let prompt = match self.keeps {
+            _ if !is_long || prompt.len() <= self.most_of_prompt => prompt,
+            Side::Start => &prompt[..self.most_of_prompt],
+            Side::End => &prompt[prompt.len() - self.most_of_prompt..],
+        };
+        let rest = self.most.saturating_sub(prompt.len());
+        let completion = &completion[..completion.len().min(rest)];
+        let prompt = self.tokenizer.decode_cleaned(prompt);
+        let completion = self.tokenizer.decode_cleaned(completion);
+        let completion = format!("{completion} {}", self.end);
+        let border = self.started(&prompt)?.len();
+        let mut ids = self.started(&format!("{prompt}{completion}"))?;
+        let is_cut = is_long || ids.len() > self.most;
+        ids.truncate(self.most);
+        let has_targets = ids.len() > border;
+        let tokens = ids.into_iter().zip(0..).map(|(id, at)| Token {
+            id,
+            target: at >= border.max(1),
+        });
+        Ok(Decoded {
+            prompt,
+            completion,
+            tokens: has_targets.then(|| tokens.collect()),
+            is_cut,
+        })
+    }
+
+    fn started(&self, text: &str) -> Result<Vec<u32>, tokenizers::Error> {
+        Ok([self.tokenizer.start.clone(), self.tokenizer.encode(text)?].concat())
+    }
+
+    fn without_end(&self, mut ids: Vec<u32>) -> Vec<u32> {
+        ids.pop_if(|last| *last == self.end_id);
+        ids
+    }
+}
