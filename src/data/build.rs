@@ -47,7 +47,11 @@ pub(super) fn build(
                 SampleWriter::create(directory, width, data.sequence_length, data.extra_token)?
             }
             kind => {
-                let longest = kind.longest(encoder.request.row_limit());
+                let longest = match kind == Kind::Labelled && encoder.request.decodes_rows() {
+                    // What follows a label was cut by itself.
+                    true => u64::from(u32::MAX),
+                    false => kind.longest(encoder.request.row_limit()),
+                };
                 SampleWriter::create(directory, width, longest, false)?
             }
         },

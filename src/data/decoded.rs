@@ -1,9 +1,14 @@
 //! Rows of texts that become tokens, are cut, and become text and tokens again.
 //!
-//! Upstream: ContextualAI/HALOs 61b9ee6 `dataloader.py` (`tokenize_batch_element`, `combine_prompt_and_generation`).
+//! Upstream: ContextualAI/HALOs 61b9ee6 `dataloader.py` (`tokenize_batch_element`, `combine_prompt_and_generation`,
+//! `UnpairedPreferenceDataLoader`).
 //! Deviation: a row that then has more than the limit is cut at its end, so that a completion that was cut lacks the end
 //! token.
 
+use std::sync::Arc;
+
+use super::dataset::{Dataset, Mismatch, Sample};
+use super::error::DataError;
 use super::pack::Token;
 use super::record::Fault;
 use super::tokenizer::Tokenizer;
@@ -27,8 +32,10 @@ pub(super) struct Decoded {
     pub prompt: String,
     /// With a space and the end token at its end.
     pub completion: String,
-    /// The completion carries loss. `None`: no token of it is left.
-    pub tokens: Option<Vec<Token>>,
+    /// The completion carries loss.
+    pub tokens: Vec<Token>,
+    /// Whether a token of the completion is left.
+    pub has_targets: bool,
     pub is_cut: bool,
 }
 
@@ -89,9 +96,23 @@ impl<'a> Decoding<'a> {
         Ok(Decoded {
             prompt,
             completion,
-            tokens: has_targets.then(|| tokens.collect()),
+            tokens: tokens.collect(),
+            has_targets,
             is_cut,
         })
+    }
+
+    /// The tokens of a row's prompt and of its completion, each by itself, of which mismatched rows are made.
+    pub fn parts(&self, row: &Decoded) -> Result<Vec<Token>, tokenizers::Error> {
+        let (prompt, completion) = (
+            self.of_prompt(&row.prompt)?,
+            self.of_completion(&row.completion)?,
+        );
+        let with = |target: bool| move |id: u32| Token { id, target };
+        let prompt = prompt.into_iter().map(with(false));
+        Ok(prompt
+            .chain(completion.into_iter().map(with(true)))
+            .collect())
     }
 
     fn started(&self, text: &str) -> Result<Vec<u32>, tokenizers::Error> {
@@ -102,4 +123,60 @@ impl<'a> Decoding<'a> {
         ids.pop_if(|last| *last == self.end_id);
         ids
     }
+}
+
+impl Dataset {
+    /// Gives it the tokenizer of the data, where it needs one.
+    ///
+    /// # Errors
+    /// It is another tokenizer.
+    pub fn set_tokenizer(&mut self, tokenizer: Arc<Tokenizer>) -> Result<(), DataError> {
+        let Some((rules, checksum)) = &self.decoded else {
+            return Ok(());
+        };
+        if *checksum != tokenizer.checksum {
+            return Err(DataError::record(
+                &tokenizer.name,
+                "it is another tokenizer than that of the prepared data",
+                "restore its files, or begin a new run",
+            ));
+        }
+        self.mismatching = Some(Box::new(Mismatching {
+            rules: *rules,
+            most: self.row_limit as u64,
+            tokenizer,
+        }));
+        Ok(())
+    }
+}
+
+/// The rules for the mismatched rows of a data set.
+#[derive(Debug)]
+struct Mismatching {
+    rules: Rows,
+    /// Most tokens of a row.
+    most: u64,
+    tokenizer: Arc<Tokenizer>,
+}
+
+impl Mismatch for Mismatching {
+    /// The completion was decoded before, so that it has a second space before its end token.
+    fn row(&self, prompt: &Sample, completion: &Sample) -> Result<Sample, Fault> {
+        let decoding = Decoding::new(&self.tokenizer, self.rules, self.most)?;
+        let prompt = &prompt.tokens[..prompt.first_target()];
+        let completion = &completion.tokens[completion.first_target()..];
+        let row = decoding.row(prompt, completion).map_err(cannot_encode)?;
+        Ok(Sample {
+            tokens: row.tokens.iter().map(|token| token.id).collect(),
+            loss_mask: row.tokens.iter().map(|token| token.target).collect(),
+            starts: Vec::new(),
+        })
+    }
+}
+
+pub(super) fn cannot_encode(error: tokenizers::Error) -> Fault {
+    Fault::new(
+        format!("the tokenizer cannot encode it: {error}"),
+        "repair or remove the text, or use another tokenizer",
+    )
 }

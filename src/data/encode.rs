@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use super::chat::{ChatError, ChatTemplate};
 use super::conversion::single_spaced;
-use super::decoded::Decoding;
+use super::decoded::{Decoding, cannot_encode};
 use super::error::DataError;
 use super::kind::Kind;
 use super::pack::Token;
@@ -293,13 +293,16 @@ impl<'a> Encoder<'a> {
             let completion = self.marked(completion, false)?;
             let completion = decoding.of_completion(&completion).map_err(cannot_encode)?;
             let row = decoding.row(&prompt, &completion).map_err(cannot_encode)?;
-            let Some(of_row) = row.tokens else {
+            if !row.has_targets {
                 return Ok(Outcome::WithoutTargets);
-            };
+            }
             is_cut |= row.is_cut;
-            tokens.extend(of_row);
+            tokens.extend(&row.tokens);
+            if let Some(label) = label {
+                tokens.push(mark_of(label));
+                tokens.extend(decoding.parts(&row).map_err(cannot_encode)?);
+            }
         }
-        tokens.extend(label.map(mark_of));
         Ok(Outcome::Rows { tokens, is_cut })
     }
 
@@ -552,11 +555,4 @@ fn mark_of(is_desirable: bool) -> Token {
 
 fn all_targets(ids: &[u32]) -> Vec<Token> {
     ids.iter().map(|&id| Token { id, target: true }).collect()
-}
-
-fn cannot_encode(error: tokenizers::Error) -> Fault {
-    Fault::new(
-        format!("the tokenizer cannot encode it: {error}"),
-        "repair or remove the text, or use another tokenizer",
-    )
 }

@@ -137,7 +137,7 @@ fn compare(what: &str, steps: &[Value], pointer: &str, theirs: &[f64]) {
 
 /// Overrides of the trees of direct-preference-optimization and HALOs, by the case of tree_losses.py. `legacy`: HALOs up to
 /// 2024-09.
-const TREES: [(&str, &str); 12] = [
+const TREES: [(&str, &str); 14] = [
     ("dpo/dpo", "loss=dpo loss.beta=0.3 loss.label_smoothing=0.1"),
     (
         "dpo/dpo_cut",
@@ -171,6 +171,15 @@ const TREES: [(&str, &str); 12] = [
         "legacy/dpo_cut",
         "loss=dpo loss.beta=0.3 model.batch_size=8 model.max_length=40 model.max_prompt_length=20",
     ),
+    (
+        "legacy/kto",
+        "loss=kto loss.beta=0.3 loss.desirable_weight=1.4 loss.undesirable_weight=0.1 model.batch_size=8",
+    ),
+    (
+        "legacy/kto_cut",
+        "loss=kto loss.beta=0.3 loss.desirable_weight=1.4 loss.undesirable_weight=0.1 model.batch_size=8 \
+         model.max_length=40 model.max_prompt_length=20",
+    ),
 ];
 
 /// What the cases of a tree have in common: a warm-up of 4 steps, and 20 steps of 8 samples.
@@ -181,7 +190,7 @@ const LEGACY: &str = "mode=train model=base_model model.name_or_path=model datas
                       model.policy_dtype=float32";
 
 /// The losses of HALOs 61b9ee6 (`config/loss`), which the corpus lacks.
-const LEGACY_LOSSES: [(&str, &str); 2] = [
+const LEGACY_LOSSES: [(&str, &str); 3] = [
     (
         "sft",
         "{name: sft, trainer: SFTTrainer, dataloader: SFTDataLoader}",
@@ -189,6 +198,11 @@ const LEGACY_LOSSES: [(&str, &str); 2] = [
     (
         "dpo",
         "{name: dpo, beta: 0.1, trainer: DPOTrainer, dataloader: PairedPreferenceDataLoader}",
+    ),
+    (
+        "kto",
+        "{name: kto, beta: 0.1, trainer: KTOTrainer, dataloader: UnpairedPreferenceDataLoader, desirable_weight: 1.0, \
+         undesirable_weight: 1.0}",
     ),
 ];
 

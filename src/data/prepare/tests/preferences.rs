@@ -406,3 +406,85 @@ fn supervised_rows_are_decoded_too() {
         .join("\n")
     );
 }
+
+/// Mismatched rows are made of texts that were decoded before: a second space is before their end token. The expected rows are
+/// those of `UnpairedPreferenceDataLoader` of HALOs 61b9ee6, with a tokenizer of bytes that puts a start token before texts,
+/// up to the tokens beyond `max_length`.
+#[test]
+fn mismatched_rows_of_decoded_texts_have_a_space_more() {
+    use std::sync::Arc;
+
+    use crate::data::Tokenizer;
+    use crate::engine::IGNORE;
+    use crate::recipe::schema::spec::{RowTokens, Rows, Side};
+    let row = |prompt: &str, completion: &str, label: bool| {
+        let row = json!({"prompt": prompt, "completion": completion, "label": label});
+        format!("{row}\n")
+    };
+    let mut case = pairs(
+        &[
+            row("abcdefghijkl", "uvw", true),
+            row("Q?", " 0123456789", false),
+            row("", "", false),
+        ]
+        .concat(),
+    );
+    case.objective = Objective::Kto;
+    case.data.extra_token = false;
+    case.data.rows = Rows {
+        tokens: RowTokens::Decoded,
+        max_prompt_length: Some(6),
+        ..Rows::default()
+    };
+    let mismatched = |case: &Case, pairs: &[[u64; 2]]| {
+        case.prepare().unwrap();
+        let mut data = case.open(Part::Train).unwrap();
+        let early = data.collate_mismatched(pairs.iter().copied()).unwrap_err();
+        assert!(early.to_string().contains("need the tokenizer"), "{early}");
+        data.set_tokenizer(Arc::new(Tokenizer::byte())).unwrap();
+        let collated = data.collate_mismatched(pairs.iter().copied()).unwrap();
+        let shown = (0..collated.batch).map(|row| {
+            let (tokens, targets) = collated.row(row);
+            let last = targets.last().filter(|&&target| target != IGNORE);
+            let ids = tokens.iter().chain(last).copied().collect();
+            let prompt = targets.iter().take_while(|&&target| target == IGNORE);
+            let prompt = prompt.count() + 1;
+            let row = text(&Sample {
+                tokens: ids,
+                ..Sample::default()
+            });
+            let at = row
+                .char_indices()
+                .nth(prompt)
+                .map_or(row.len(), |(at, _)| at);
+            format!("{}|{}", &row[..at], &row[at..])
+        });
+        shown.collect::<Vec<_>>()
+    };
+    case.data.sequence_length = 64;
+    assert_eq!(
+        rows(&case),
+        [
+            "^abcdefghijkl|uvw $ true",
+            "^Q?| 0123456789 $ false",
+            "^| $ false"
+        ]
+    );
+    let pairs = [[0, 1], [1, 2], [2, 0]];
+    assert_eq!(
+        mismatched(&case, &pairs),
+        ["^abcdefghijkl| 0123456789  $", "^Q?|  $", "^|uvw  $"]
+    );
+    // The prompt of the first is cut in its own row, and again in the mismatched one, whose start token counts.
+    case.data.sequence_length = 14;
+    assert_eq!(
+        rows(&case),
+        ["^ghijkl|uvw $ true", "^Q?| 0123456789 false", "^| $ false"]
+    );
+    assert_eq!(
+        mismatched(&case, &pairs),
+        ["^ghijkl| 012345", "^Q?|  $", "^|uvw  $"]
+    );
+    case.data.rows.prompt_keeps = Side::Start;
+    assert_eq!(mismatched(&case, &pairs)[0], "^abcde| 0123456");
+}

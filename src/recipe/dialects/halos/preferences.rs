@@ -21,9 +21,8 @@ const TRAINERS: &[&str] = &[
     "KTOTrainer",
 ];
 
-/// Those of the legacy tree, of losses over preferences. Its KTO makes mismatched rows of texts, with one space more than the
-/// rows that they are made of.
-const LEGACY_TRAINERS: &[&str] = &["DPOTrainer", "CDPOTrainer", "ORPOTrainer"];
+/// Those of the legacy tree, of losses over preferences.
+const LEGACY_TRAINERS: &[&str] = &["DPOTrainer", "CDPOTrainer", "ORPOTrainer", "KTOTrainer"];
 
 /// The trainer and the data loader of the legacy tree for supervised fine-tuning.
 const LEGACY_SFT: (&[&str], &[&str]) = (&["SFTTrainer"], &["SFTDataLoader"]);

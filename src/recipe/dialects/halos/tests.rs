@@ -417,7 +417,11 @@ fn legacy_losses_over_preferences_have_the_marks_of_the_tree() {
             "name: dpo, beta: 0.1, trainer: DPOTrainer",
             &["datasets=[hh,ultrabin]"],
         ),
-        ("name: kto, beta: 0.1, trainer: KTOTrainer", &[]),
+        (
+            "name: kto, beta: 0.1, trainer: KTOTrainer",
+            &["loss.dataloader=UnpairedPreferenceDataLoader"],
+        ),
+        ("name: kto-zero, beta: 0.1, trainer: KTOZeroTrainer", &[]),
         ("name: sft, trainer: SFTTrainer", &[]),
         (
             "name: sft, trainer: SFTTrainer",
