@@ -121,8 +121,12 @@ const DATA_SETS: &[DataSet] = &[
 
 /// Those of the legacy tree, which knows no files.
 const LEGACY_DATA_SETS: &[DataSet] = &[
-    // It draws the pairs of all prompts with one sequence of random numbers.
-    ("shp", "stanfordnlp/SHP", ["train", "test"], "unknown"),
+    (
+        "shp",
+        "stanfordnlp/SHP",
+        ["train", "test"],
+        "seeded-scored-messages",
+    ),
     (
         "hh",
         "Anthropic/hh-rlhf",

@@ -1001,6 +1001,9 @@ pub enum Conversion {
     /// Answers with scores, as messages, of which one has at least twice the other's, and five pairs of a prompt (HALOs'
     /// `shp`).
     ScoredMessages,
+    /// The same, with the pairs of all prompts drawn with one sequence of random numbers, of the recipe's `seed` (`shp` of HALOs
+    /// up to 2024-09).
+    SeededScoredMessages,
     /// The same with every pair (the test split of HALOs' `shp`).
     AllScoredMessages,
     /// Messages of trees, each with the next better one of its siblings, in English (HALOs' `oasst`).

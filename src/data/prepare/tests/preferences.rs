@@ -488,3 +488,42 @@ fn mismatched_rows_of_decoded_texts_have_a_space_more() {
     case.data.rows.prompt_keeps = Side::Start;
     assert_eq!(mismatched(&case, &pairs)[0], "^abcde| 0123456");
 }
+
+/// The expected pairs are those of `get_shp` of HALOs 61b9ee6 after `random.seed(1)`. Two prompts differ in their spaces only.
+#[test]
+fn pairs_of_all_prompts_are_drawn_with_one_sequence_of_random_numbers() {
+    use crate::recipe::schema::spec::{RowTokens, Rows};
+    let prompts = ["a b", "a  b", "a b", "c", "a b", "a b", "a  b", "a b", "d"];
+    let row = |i: usize| {
+        let score = if i % 11 == 4 { 3 } else { 2 + 7 * (i % 2) };
+        let row = json!({
+            "history": prompts[i % 9], "human_ref_A": format!("{i}+"), "human_ref_B": format!("{i}-"),
+            "score_A": score, "score_B": 4, "labels": i % 2,
+        });
+        format!("{row}\n")
+    };
+    let mut case = pairs(&(0..24).map(row).collect::<String>());
+    case.data.train[0].conversion = Some(Conversion::SeededScoredMessages);
+    case.data.rows = Rows {
+        tokens: RowTokens::Decoded,
+        ..Rows::default()
+    };
+    let drawn = |case: &Case| {
+        let rows = rows(case);
+        let chosen = rows.iter().step_by(2).map(|row| {
+            let (prompt, completion) = row.split_once('|').unwrap();
+            assert!(["^a b", "^c", "^d"].contains(&prompt), "{row}");
+            completion.strip_suffix(" $").unwrap().to_owned()
+        });
+        chosen.collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!(
+        drawn(&case),
+        "1+ 2- 3+ 5+ 6- 8- 9+ 10- 12- 17+ 18- 19+ 20- 21+"
+    );
+    case.objective = Objective::Sft;
+    assert_eq!(
+        rows(&case),
+        ["^a b|0+ $", "^a b|1+ $", "^c|3+ $", "^d|8+ $"]
+    );
+}

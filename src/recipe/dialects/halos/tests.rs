@@ -428,6 +428,10 @@ fn legacy_losses_over_preferences_have_the_marks_of_the_tree() {
             &["loss.dataloader=SFTDataLoader", "datasets=[ultrabin]"],
         ),
         (
+            "name: dpo, beta: 0.1, trainer: DPOTrainer",
+            &["datasets=[shp,ultrabin]"],
+        ),
+        (
             "name: csft, trainer: SFTTrainer",
             &["loss.dataloader=ConditionalSFTDataLoader"],
         ),
