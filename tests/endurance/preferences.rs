@@ -437,6 +437,7 @@ pub(super) fn rows(objective: &str, count: u64) -> String {
                 let completion = if is_right { right } else { wrong };
                 json!({"prompt": prompt, "completion": completion, "label": is_right})
             }
+            "sft" => json!({"prompt": prompt, "completion": right}),
             _ => json!({"prompt": prompt, "chosen": right, "rejected": wrong}),
         };
         writeln!(rows, "{row}").unwrap();
@@ -446,6 +447,11 @@ pub(super) fn rows(objective: &str, count: u64) -> String {
 
 /// A run over preferences that is resized and loses a rank.
 fn disturbed(objective: &str, strategy: &str) {
+    disturbed_with_rows(objective, strategy, "together");
+}
+
+/// The same with rows of this kind, and for sft with a mean over samples.
+fn disturbed_with_rows(objective: &str, strategy: &str, tokens: &str) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("rows.jsonl");
     std::fs::write(&path, rows(objective, 240)).unwrap();
@@ -454,7 +460,8 @@ fn disturbed(objective: &str, strategy: &str) {
         "parallel": {"strategy": strategy},
         "model": {"config": {"vocab_size": 259}},
         "tokenizer": {"path": "byte"},
-        "data": {"train": [{"path": path}], "held_out": 24},
+        "likelihood": {"mean": if objective == "sft" { "samples" } else { "tokens" }},
+        "data": {"train": [{"path": path}], "held_out": 24, "rows": {"tokens": tokens}},
         "learning_rate": {"peak": 1e-4},
         "evaluation": {"every_samples": 600},
     }));
@@ -506,6 +513,17 @@ fn kto_is_the_same_in_any_world() {
 #[test]
 fn kto_is_the_same_in_any_world_under_sharding() {
     disturbed("kto", "fsdp");
+}
+
+/// Ranks make its mismatched rows of texts.
+#[test]
+fn kto_of_decoded_rows_is_the_same_in_any_world() {
+    disturbed_with_rows("kto", "ddp", "decoded");
+}
+
+#[test]
+fn a_mean_over_samples_is_the_same_in_any_world() {
+    disturbed_with_rows("sft", "fsdp", "decoded");
 }
 
 #[test]
