@@ -326,13 +326,13 @@ impl Trainer<'_> {
             let last = i == count;
             let (loss, samples, done) = match &self.preferences {
                 None => {
-                    let samples = collated.samples as u64;
-                    let (mean, loss) = match self.run.spec.likelihood.mean {
-                        LikelihoodMean::Tokens => (None, BatchLoss::OfTokens),
-                        LikelihoodMean::Samples => (Some(samples), BatchLoss::OfSamples(samples)),
+                    let (mean, samples) = (self.run.spec.likelihood.mean, collated.samples as u64);
+                    let loss = match mean {
+                        LikelihoodMean::Tokens => BatchLoss::OfTokens,
+                        LikelihoodMean::Samples => BatchLoss::OfSamples(samples),
                     };
                     let done = (self.engine).accumulate_loss(micro_batch, loss, measure, last)?;
-                    (done.loss, mean.unwrap_or(done.targets), done)
+                    (done.loss, mean.count(done.targets, samples), done)
                 }
                 Some(Preferences { loss, training, .. }) => {
                     let references = training.samples.of(positions.map(|at| self.order.at(at)));
@@ -504,10 +504,8 @@ impl Trainer<'_> {
             match &self.preferences {
                 None => {
                     let (loss, tokens) = engine.evaluate(micro_batch)?;
-                    let count = match self.run.spec.likelihood.mean {
-                        LikelihoodMean::Tokens => tokens,
-                        LikelihoodMean::Samples => collated.samples as u64,
-                    };
+                    let mean = self.run.spec.likelihood.mean;
+                    let count = mean.count(tokens, collated.samples as u64);
                     let sums = EvaluationSums::of_tokens(loss, tokens, count);
                     local.next().merge(&sums);
                 }

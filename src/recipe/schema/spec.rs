@@ -200,6 +200,16 @@ pub enum LikelihoodMean {
     Samples,
 }
 
+impl LikelihoodMean {
+    /// What a sum over these target tokens and samples is divided by.
+    pub fn count(self, tokens: u64, samples: u64) -> u64 {
+        match self {
+            LikelihoodMean::Tokens => tokens,
+            LikelihoodMean::Samples => samples,
+        }
+    }
+}
+
 /// The loss over preferences.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
