@@ -8,6 +8,7 @@ use rayon::ThreadPool;
 use rayon::prelude::*;
 use xxhash_rust::xxh3::xxh3_128;
 
+use super::chosen::Twister;
 use super::dataset::{INDEX, Store};
 use super::encode::{Encoder, Outcome, Piece};
 use super::error::DataError;
@@ -47,7 +48,11 @@ pub(super) fn build(
                 SampleWriter::create(directory, width, data.sequence_length, data.extra_token)?
             }
             kind => {
-                let longest = kind.longest(encoder.request.row_limit());
+                let longest = match kind == Kind::Labelled && encoder.request.decodes_rows() {
+                    // What follows a label was cut by itself.
+                    true => u64::from(u32::MAX),
+                    false => kind.longest(encoder.request.row_limit()),
+                };
                 SampleWriter::create(directory, width, longest, false)?
             }
         },
@@ -91,7 +96,8 @@ impl<'a> Builder<'a, '_> {
         let answers = match source.conversion {
             Some(conversion) if conversion.selects(kind) => {
                 let of = (source, conversion, kind);
-                let read = (messages.as_ref(), &self.encoder.request.data.marks);
+                let request = self.encoder.request;
+                let read = (messages.as_ref(), &request.data.marks, request.seed);
                 Some(selected(of, read, &choose_columns, reading)?)
             }
             _ => None,
@@ -184,7 +190,7 @@ impl<'a> Builder<'a, '_> {
             Outcome::Empty => self.writer.skipped.empty += 1,
             Outcome::WithoutAnswer => self.writer.skipped.without_answer += 1,
             Outcome::WithoutTargets => self.writer.skipped.without_targets += 1,
-            Outcome::Preference { tokens, is_cut } => {
+            Outcome::Rows { tokens, is_cut } => {
                 self.writer.skipped.truncated += u64::from(is_cut);
                 self.writer.document(tokens)?;
             }
@@ -216,13 +222,15 @@ fn replaced(document: Document, messages: Option<&Messages>) -> Result<Document,
 /// Whether each document of a source is one of its prompt's that are trained on.
 fn selected(
     (source, conversion, kind): (&Source, Conversion, Kind),
-    (messages, marks): (Option<&Messages>, &Marks),
+    (messages, marks, seed): (Option<&Messages>, &Marks, u64),
     choose: read::Choose<'_>,
     reading: read::Reading<'_>,
 ) -> Result<Vec<bool>, DataError> {
     let mut answers = Vec::new();
-    // By the hash of the prompt: the documents' numbers, and the scores of their answers.
-    let mut found: HashMap<u128, (Vec<usize>, Vec<f64>)> = HashMap::new();
+    // Of each prompt, in the order of their first documents: the documents' numbers, and the scores of their answers.
+    let mut found: Vec<(Vec<usize>, Vec<f64>)> = Vec::new();
+    // By the hash of the prompt.
+    let mut places: HashMap<u128, usize> = HashMap::new();
     for file in &source.files {
         for document in read::open(file, choose, reading)? {
             check_stopped(reading.stopped)?;
@@ -232,16 +240,21 @@ fn selected(
             let converted = converted
                 .map_err(|fault| DataError::record(&document.place, fault.problem, fault.help))?;
             if let Some(converted) = converted {
-                let prompt = xxh3_128(converted.prompt.to_string().as_bytes());
-                let (numbers, scores) = found.entry(prompt).or_default();
+                let prompt = xxh3_128(converted.prompt_as_written.to_string().as_bytes());
+                let place = *places.entry(prompt).or_insert(found.len());
+                if place == found.len() {
+                    found.push(Default::default());
+                }
+                let (numbers, scores) = &mut found[place];
                 numbers.push(answers.len());
                 scores.push(converted.score);
             }
             answers.push(false);
         }
     }
-    for (numbers, scores) in found.into_values() {
-        for number in conversion.selected(kind, &scores) {
+    let mut random = Twister::new(seed);
+    for (numbers, scores) in found {
+        for number in conversion.selected(kind, &scores, &mut random) {
             answers[numbers[number]] = true;
         }
     }

@@ -7,42 +7,17 @@ const STATE: usize = 624;
 /// The distance of the numbers that make a new one.
 const MIDDLE: usize = 397;
 
-/// The numbers of `most` of `count` items, or of all of them, in the order in which they are drawn.
-pub(super) fn chosen(seed: u32, count: usize, most: usize) -> Vec<usize> {
-    let most = most.min(count);
-    let mut random = Twister::new(seed);
-    // Above this, numbers are drawn again that were drawn before.
-    let mut pooled = 21;
-    if most > 5 {
-        let mut power = 1;
-        while power < 3 * most {
-            power *= 4;
-        }
-        pooled += power;
-    }
-    if count > pooled {
-        let mut drawn = Vec::with_capacity(most);
-        while drawn.len() < most {
-            let number = random.below(count);
-            if !drawn.contains(&number) {
-                drawn.push(number);
-            }
-        }
-        return drawn;
-    }
-    let mut pool: Vec<usize> = (0..count).collect();
-    let draws = (0..most).map(|_| pool.swap_remove(random.below(pool.len())));
-    draws.collect()
-}
-
-struct Twister {
+/// A generator of random numbers.
+pub(super) struct Twister {
     state: Vec<u32>,
     next: usize,
 }
 
 impl Twister {
-    /// Seeded as `random.Random` seeds an integer of 32 bits: by an array of it.
-    fn new(seed: u32) -> Twister {
+    /// Seeded as `random.Random` seeds an integer: by an array of its words of 32 bits, the lowest first.
+    pub fn new(seed: u64) -> Twister {
+        let words = [seed as u32, (seed >> 32) as u32];
+        let words = &words[..if words[1] == 0 { 1 } else { 2 }];
         let mut state = vec![19_650_218_u32];
         let mixed = |before: u32| before ^ (before >> 30);
         for i in 1..STATE {
@@ -59,14 +34,41 @@ impl Twister {
                 at = 1;
             }
         };
-        for _ in 0..STATE {
-            advance(&mut state, 1_664_525, &|_| seed);
+        for (word, number) in words.iter().zip(0u32..).cycle().take(STATE) {
+            advance(&mut state, 1_664_525, &|_| word.wrapping_add(number));
         }
         for _ in 1..STATE {
             advance(&mut state, 1_566_083_941, &|at| (at as u32).wrapping_neg());
         }
         state[0] = 1 << 31;
         Twister { state, next: STATE }
+    }
+
+    /// The numbers of `most` of `count` items, or of all of them, in the order in which they are drawn.
+    pub fn sample(&mut self, count: usize, most: usize) -> Vec<usize> {
+        let most = most.min(count);
+        // Above this, numbers are drawn again that were drawn before.
+        let mut pooled = 21;
+        if most > 5 {
+            let mut power = 1;
+            while power < 3 * most {
+                power *= 4;
+            }
+            pooled += power;
+        }
+        if count > pooled {
+            let mut drawn = Vec::with_capacity(most);
+            while drawn.len() < most {
+                let number = self.below(count);
+                if !drawn.contains(&number) {
+                    drawn.push(number);
+                }
+            }
+            return drawn;
+        }
+        let mut pool: Vec<usize> = (0..count).collect();
+        let draws = (0..most).map(|_| pool.swap_remove(self.below(pool.len())));
+        draws.collect()
     }
 
     fn twist(&mut self) {
@@ -116,6 +118,7 @@ mod tests {
             (0, 21, 5, &[12, 13, 1, 8, 16][..]),
             (0, 22, 5, &[12, 13, 1, 8, 16][..]),
             (0, 400, 5, &[197, 388, 215, 20, 132][..]),
+            (5_000_000_000, 21, 5, &[2, 19, 0, 15, 9][..]),
             (7, 40, 9, &[20, 9, 25, 3, 4, 34, 6, 23, 36][..]),
             (
                 1,
@@ -124,7 +127,25 @@ mod tests {
                 &[137, 582, 867, 821, 782, 64, 261, 120, 507, 779, 460, 483][..],
             ),
         ] {
-            assert_eq!(chosen(seed, count, most), expected, "{seed} {count} {most}");
+            let found = Twister::new(seed).sample(count, most);
+            assert_eq!(found, expected, "{seed} {count} {most}");
         }
+    }
+
+    /// The same with one generator: `random.seed(1)`, and `random.sample` for each count.
+    #[test]
+    fn samples_of_one_generator_follow_each_other() {
+        let mut random = Twister::new(1);
+        let found = [3, 1, 9, 30, 2].map(|count| random.sample(count, 5));
+        assert_eq!(
+            found,
+            [
+                vec![0, 2, 1],
+                vec![0],
+                vec![7, 8, 3, 5, 6],
+                vec![25, 6, 3, 15, 0],
+                vec![1, 0]
+            ]
+        );
     }
 }

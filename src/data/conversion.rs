@@ -3,11 +3,11 @@
 //! Upstream: eric-mitchell/direct-preference-optimization f8b8c0f `preference_datasets.py` (`get_hh`, `get_shp`);
 //! ContextualAI/HALOs 4831988 `train/data.py` (`get_hh`, `get_shp`, `get_ultrabin`, `get_ultrafeedback_armorm`,
 //! `get_ultrachat`, `get_safe_rlhf`, `get_oasst`, `remove_extra_spaces`); 61b9ee6
-//! `dataloader.py` (`get_hh`).
+//! `dataloader.py` (`get_hh`, `get_shp`).
 
 use serde_json::{Map, Value, json};
 
-use super::chosen::chosen;
+use super::chosen::Twister;
 use super::kind::Kind;
 use super::record::Fault;
 use crate::recipe::schema::spec::{Conversion, Marks};
@@ -23,9 +23,9 @@ pub(super) const UNKNOWN: &str =
     "upstream makes prompts and completions of its rows in a way that evenkeel does not have";
 pub(super) const OWN_ROWS: &str = "write rows of prompt, chosen and rejected into a JSONL file, and give its path in place of the name";
 
-/// Pairs of a prompt that HALOs trains on, of those that `random.Random(SEED)` draws.
+/// Pairs of a prompt that HALOs trains on, of those that `random.Random(SEED)` draws for each prompt.
 const PAIRS: usize = 5;
-const SEED: u32 = 0;
+const SEED: u64 = 0;
 
 /// The smallest ratio of the scores of a pair that is trained on.
 const RATIO: f64 = 2.0;
@@ -42,7 +42,9 @@ enum Answer {
 /// A row as a prompt with a preferred and another completion, each a text or messages.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Converted {
-    pub prompt: Value,
+    prompt: Value,
+    /// The prompt before runs of spaces became one, by which upstream tells prompts apart.
+    pub prompt_as_written: Value,
     chosen: Value,
     rejected: Value,
     /// The completion that is trained on without preferences.
@@ -58,7 +60,10 @@ impl Conversion {
             Conversion::DialogueText
             | Conversion::DialogueMessages
             | Conversion::DialogueMarked => "chosen rejected",
-            Conversion::ScoredText | Conversion::ScoredMessages | Conversion::AllScoredMessages => {
+            Conversion::ScoredText
+            | Conversion::ScoredMessages
+            | Conversion::SeededScoredMessages
+            | Conversion::AllScoredMessages => {
                 "history human_ref_A human_ref_B score_A score_B labels"
             }
             Conversion::Conversation => "messages",
@@ -76,11 +81,12 @@ impl Conversion {
             Conversion::DialogueMessages
             | Conversion::DialogueMarked
             | Conversion::Conversation
+            | Conversion::LastMessages
             | Conversion::ScoredMessages
+            | Conversion::SeededScoredMessages
             | Conversion::AllScoredMessages
             | Conversion::Unknown => Answer::First,
             Conversion::DialogueText
-            | Conversion::LastMessages
             | Conversion::NumberedResponses
             | Conversion::RankedReplies => Answer::Last,
             Conversion::ScoredText => Answer::Best,
@@ -89,15 +95,21 @@ impl Conversion {
 
     /// Whether samples of this kind are made of some rows of a prompt only.
     pub(super) fn selects(self, kind: Kind) -> bool {
-        let some = [Conversion::ScoredMessages, Conversion::RankedReplies];
+        let some = [
+            Conversion::ScoredMessages,
+            Conversion::SeededScoredMessages,
+            Conversion::RankedReplies,
+        ];
         kind == Kind::Text || some.contains(&self)
     }
 
-    /// Which of the rows of a prompt have samples of this kind, by their numbers, of the rows' scores.
-    pub(super) fn selected(self, kind: Kind, scores: &[f64]) -> Vec<usize> {
+    /// Which of the rows of a prompt have samples of this kind, by their numbers, of the rows' scores. `random` is that of all
+    /// prompts, which come in the order of their first rows.
+    pub(super) fn selected(self, kind: Kind, scores: &[f64], random: &mut Twister) -> Vec<usize> {
         if kind != Kind::Text {
             return match self {
-                Conversion::ScoredMessages => chosen(SEED, scores.len(), PAIRS),
+                Conversion::ScoredMessages => Twister::new(SEED).sample(scores.len(), PAIRS),
+                Conversion::SeededScoredMessages => random.sample(scores.len(), PAIRS),
                 _ => (0..scores.len()).collect(),
             };
         }
@@ -122,7 +134,7 @@ impl Conversion {
         row: &Map<String, Value>,
         marks: &Marks,
     ) -> Result<Option<Converted>, Fault> {
-        let (mut score, mut own_answer) = (0.0, None);
+        let (mut score, mut own_answer, mut as_written) = (0.0, None, None);
         let (prompt, chosen, rejected) = match self {
             Conversion::DialogueText => {
                 let (chosen, rejected) = (text(row, "chosen")?, text(row, "rejected")?);
@@ -157,16 +169,20 @@ impl Conversion {
                 let rejected: String = rejected.chars().skip(prompt.chars().count()).collect();
                 let ended =
                     |text: &str| json!(single_spaced(&format!("{text}{}", marks.assistant_end)));
-                let prompt = single_spaced(&marked(prompt, marks));
-                (json!(prompt), ended(chosen), ended(&rejected))
+                let prompt = marked(prompt, marks);
+                let spaced = json!(single_spaced(&prompt));
+                as_written = Some(json!(prompt));
+                (spaced, ended(chosen), ended(&rejected))
             }
             Conversion::LastMessages => {
                 let prompt = json!([message("user", text(row, "prompt")?)]);
+                as_written = row.get("prompt").cloned();
                 let (chosen, rejected) = (last(row, "chosen")?, last(row, "rejected")?);
                 (prompt, answer(chosen), answer(rejected))
             }
             Conversion::NumberedResponses => {
                 let prompt = json!([message("user", text(row, "prompt")?)]);
+                as_written = row.get("prompt").cloned();
                 let better = number(row, "better_response_id")?;
                 let names = match better {
                     0.0 => ["response_0", "response_1"],
@@ -191,6 +207,7 @@ impl Conversion {
             }
             Conversion::RankedReplies if row.is_empty() => return Ok(None),
             Conversion::RankedReplies => {
+                as_written = row.get("prompt").cloned();
                 let prompt = row.get("prompt").and_then(Value::as_array);
                 let prompt: Result<Value, Fault> =
                     prompt.into_iter().flatten().map(spaced).collect();
@@ -203,7 +220,10 @@ impl Conversion {
             Conversion::Unknown => {
                 return Err(Fault::new(UNKNOWN, OWN_ROWS));
             }
-            Conversion::ScoredText | Conversion::ScoredMessages | Conversion::AllScoredMessages => {
+            Conversion::ScoredText
+            | Conversion::ScoredMessages
+            | Conversion::SeededScoredMessages
+            | Conversion::AllScoredMessages => {
                 let scores = [number(row, "score_A")?, number(row, "score_B")?];
                 let [a, b] = scores;
                 let ratio = (a / b).max(b / a);
@@ -212,6 +232,7 @@ impl Conversion {
                 }
                 let answers = [text(row, "human_ref_A")?, text(row, "human_ref_B")?];
                 let history = text(row, "history")?;
+                as_written = row.get("history").cloned();
                 let (prompt, [first, second]) = match self {
                     Conversion::ScoredText => (
                         json!(format!("{USER}{history}{ANSWERS}")),
@@ -231,6 +252,7 @@ impl Conversion {
             }
         };
         Ok(Some(Converted {
+            prompt_as_written: as_written.unwrap_or_else(|| prompt.clone()),
             prompt,
             answer: own_answer.unwrap_or_else(|| chosen.clone()),
             chosen,
@@ -551,15 +573,23 @@ mod tests {
     #[test]
     fn rows_of_a_prompt_are_selected_as_upstream_does() {
         let scores = [3.0, 9.0, 9.0, 4.0, 8.0, 5.0, 6.0];
-        let select = |conversion: Conversion, kind| conversion.selected(kind, &scores);
+        let mut random = Twister::new(1);
+        let mut select =
+            |conversion: Conversion, kind| conversion.selected(kind, &scores, &mut random);
         assert_eq!(select(Conversion::ScoredText, Kind::Text), [1]);
         assert_eq!(select(Conversion::DialogueText, Kind::Text), [6]);
+        assert_eq!(select(Conversion::LastMessages, Kind::Text), [0]);
         assert_eq!(select(Conversion::ScoredMessages, Kind::Text), [0]);
         // `random.Random(0).sample(range(7), 5)`
         assert_eq!(
             select(Conversion::ScoredMessages, Kind::Pair),
             [6, 3, 5, 0, 1]
         );
+        // `random.seed(1)`, and `random.sample(range(7), 5)` twice.
+        let seeded = Conversion::SeededScoredMessages;
+        assert_eq!(select(seeded, Kind::Pair), [1, 4, 0, 2, 5]);
+        assert_eq!(select(seeded, Kind::Labelled), [3, 6, 5, 4, 0]);
+        assert_eq!(select(seeded, Kind::Text), [0]);
         assert!(!Conversion::ScoredText.selects(Kind::Pair));
     }
 

@@ -12,17 +12,22 @@
 //! costs two system calls. A file that is truncated during training is an error of one sample instead of a
 //! SIGBUS that kills the process.
 
+use std::fmt;
 use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use serde_json::Value;
+
 use super::error::DataError;
 use super::kind::Kind;
 use super::manifest::{FileRecord, Manifest, PartRecord};
+use super::record::Fault;
 use super::request::Stopped;
 use super::synthetic::Language;
 use crate::engine::{IGNORE, MicroBatch};
+use crate::recipe::schema::spec::Rows;
 use crate::samples::Digest;
 use crate::util::input;
 
@@ -129,11 +134,21 @@ impl Collated {
 pub struct Dataset {
     sequence_length: usize,
     /// Most tokens of a row.
-    row_limit: usize,
+    pub(super) row_limit: usize,
     kind: Kind,
     /// Counts of this part.
     pub(super) record: PartRecord,
     source: Source,
+    /// How rows were decoded, if mismatched ones need it, and the checksum of the tokenizer.
+    pub(super) decoded: Option<(Rows, Value)>,
+    pub(super) mismatching: Option<Box<dyn Mismatch>>,
+}
+
+/// Makes the mismatched rows of a data set whose rows are decoded.
+pub(super) trait Mismatch: fmt::Debug + Send + Sync {
+    /// The prompt of one sample with the completion of another. Each is what follows the label of its sample: the tokens of
+    /// its prompt, and with loss those of its completion.
+    fn row(&self, prompt: &Sample, completion: &Sample) -> Result<Sample, Fault>;
 }
 
 #[derive(Debug)]
@@ -173,7 +188,17 @@ impl Dataset {
             kind: manifest.kind,
             record,
             source,
+            decoded: manifest.decoded_rows().map(|rows| {
+                let checksum = manifest.identity["tokenizer"][0].clone();
+                (rows, checksum)
+            }),
+            mismatching: None,
         })
+    }
+
+    /// Whether [`Dataset::collate_mismatched`] needs the tokenizer of the data ([`Dataset::set_tokenizer`]).
+    pub fn needs_tokenizer(&self) -> bool {
+        self.decoded.is_some()
     }
 
     pub fn len(&self) -> u64 {
@@ -236,6 +261,10 @@ impl Dataset {
     ) -> Result<Collated, DataError> {
         let mut rows = Vec::new();
         for [prompt, completion] in pairs {
+            if self.needs_tokenizer() {
+                rows.push(self.mismatched_text(prompt, completion)?);
+                continue;
+            }
             let mut row = self.row(prompt)?;
             let other = self.row(completion)?;
             row.tokens.truncate(row.first_target());
@@ -249,6 +278,21 @@ impl Dataset {
         }
         let count = rows.len();
         Ok(self.padded(rows, count, Vec::new()))
+    }
+
+    /// The same for a pair of samples whose rows are decoded.
+    fn mismatched_text(&self, prompt: u64, completion: u64) -> Result<Sample, DataError> {
+        let place = format!("sample {prompt} with the completion of {completion}");
+        let Some(mismatching) = &self.mismatching else {
+            return Err(DataError::record(
+                &place,
+                "its mismatched rows need the tokenizer of the data",
+                "launch again",
+            ));
+        };
+        let (prompt, completion) = (self.sample(prompt)?, self.sample(completion)?);
+        let row = mismatching.row(&parts(prompt), &parts(completion));
+        row.map_err(|fault| DataError::record(&place, fault.problem, fault.help))
     }
 
     /// The first row of a sample.
@@ -300,14 +344,14 @@ pub(super) fn rows(mut sample: Sample, kind: Kind) -> (Vec<Sample>, Option<bool>
     match kind {
         Kind::Text => (vec![sample], None),
         Kind::Labelled => {
-            sample.loss_mask.pop();
-            let label = sample.tokens.pop();
-            (vec![sample], Some(label == Some(1)))
+            let at = sample.end_of_row();
+            let label = sample.tokens.get(at) == Some(&1);
+            sample.tokens.truncate(at);
+            sample.loss_mask.truncate(at);
+            (vec![sample], Some(label))
         }
         Kind::Pair => {
-            let mut marks = sample.loss_mask.windows(2);
-            let border = marks.position(|pair| pair == [true, false]);
-            let at = border.map_or(sample.tokens.len(), |border| border + 1);
+            let at = sample.end_of_row();
             let rejected = Sample {
                 tokens: sample.tokens.split_off(at),
                 loss_mask: sample.loss_mask.split_off(at),
@@ -315,6 +359,16 @@ pub(super) fn rows(mut sample: Sample, kind: Kind) -> (Vec<Sample>, Option<bool>
             };
             (vec![sample, rejected], None)
         }
+    }
+}
+
+/// What follows the label of a sample: the tokens of its prompt, and with loss those of its completion.
+fn parts(mut sample: Sample) -> Sample {
+    let at = (sample.end_of_row() + 1).min(sample.tokens.len());
+    Sample {
+        tokens: sample.tokens.split_off(at),
+        loss_mask: sample.loss_mask.split_off(at),
+        ..Sample::default()
     }
 }
 
@@ -379,6 +433,13 @@ impl Sample {
     /// The number of tokens that a model reads: all but the last of each document.
     pub fn inputs(&self) -> usize {
         self.tokens.len() - 1 - self.starts.len()
+    }
+
+    /// Where the first row of several, or of one with a label, ends.
+    fn end_of_row(&self) -> usize {
+        let mut marks = self.loss_mask.windows(2);
+        let border = marks.position(|pair| pair == [true, false]);
+        border.map_or(self.tokens.len(), |border| border + 1)
     }
 
     /// Where its first target is: the number of tokens of its prompt.

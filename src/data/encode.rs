@@ -7,6 +7,7 @@ use serde_json::{Map, Value};
 
 use super::chat::{ChatError, ChatTemplate};
 use super::conversion::single_spaced;
+use super::decoded::{Decoding, cannot_encode};
 use super::error::DataError;
 use super::kind::Kind;
 use super::pack::Token;
@@ -16,7 +17,7 @@ use super::record::{Fault, Record, Turns, check_messages, turns};
 use super::request::PrepareRequest;
 use super::sources::Source;
 use super::tokenizer::Tokenizer;
-use crate::recipe::schema::spec::{Conversion, RowCut, RowTokens, Side};
+use crate::recipe::schema::spec::{Conversion, RowCut, RowTokens};
 
 /// A document or a part of one, with its position in the stream of chosen documents.
 pub(super) struct Piece<'a> {
@@ -32,8 +33,8 @@ pub(super) struct Piece<'a> {
 pub(super) enum Outcome {
     /// Tokens of a document or of a piece.
     Tokens(Vec<Token>),
-    /// A pair of rows, or a row with its label, of which rows were cut or not.
-    Preference { tokens: Vec<Token>, is_cut: bool },
+    /// The rows of a sample, with its label if it has one, of which some were cut or not.
+    Rows { tokens: Vec<Token>, is_cut: bool },
     /// No token of a completion is left after the cut.
     WithoutTargets,
     /// The document has no text.
@@ -63,7 +64,8 @@ impl<'a> Encoder<'a> {
 
     /// The outcomes of a document: one, or more or fewer of a row of preferences.
     pub fn encode(&self, piece: &Piece) -> Result<Vec<Outcome>, DataError> {
-        let needs_rows = self.request.kind() != Kind::Text || piece.source.conversion.is_some();
+        let takes_text = self.request.kind() == Kind::Text && !self.request.decodes_rows();
+        let needs_rows = !takes_text || piece.source.conversion.is_some();
         let outcomes = match &piece.document.content {
             Content::Ids(ids) if !needs_rows => Ok(vec![Outcome::Tokens(all_targets(ids))]),
             Content::Text(text) if !needs_rows => self
@@ -85,6 +87,10 @@ impl<'a> Encoder<'a> {
                 None => return Ok(Vec::new()),
             },
         };
+        if kind == Kind::Text && self.request.decodes_rows() {
+            let record = Record::from_row(row, columns)?;
+            return Ok(vec![self.decoded_record(record)?]);
+        }
         if source.conversion == Some(Conversion::Conversation) {
             return self.conversation(row, kind);
         }
@@ -241,7 +247,7 @@ impl<'a> Encoder<'a> {
             } => (prompt, vec![completion], Some(is_desirable)),
         };
         let rules = self.request.data.rows;
-        if rules.tokens == RowTokens::Decoded {
+        if self.request.decodes_rows() {
             return self.decoded(&prompt, &completions, label);
         }
         let mut is_cut = false;
@@ -268,62 +274,59 @@ impl<'a> Encoder<'a> {
             tokens.extend(row);
         }
         tokens.extend(label.map(mark_of));
-        Ok(Outcome::Preference { tokens, is_cut })
+        Ok(Outcome::Rows { tokens, is_cut })
     }
 
-    /// The rows where prompt and completion are cut and become text again, with a space and the end token after it (HALOs
-    /// 61b9ee6, `dataloader.py`, `tokenize_batch_element`, `combine_prompt_and_generation`). Deviation: a row that then has
-    /// more than `sequence_length` tokens is cut at its end, so that a completion that was cut lacks the end token.
+    /// The same where rows are decoded.
     fn decoded(
         &self,
         prompt: &Turns,
         completions: &[Turns],
         label: Option<bool>,
     ) -> Result<Outcome, Fault> {
-        let (rules, tokenizer) = (self.request.data.rows, self.tokenizer);
-        let most = self.request.row_limit() as usize;
-        let most_of_prompt = rules.max_prompt_length.map_or(most, |most| most as usize);
-        let encode = |text: &str| tokenizer.encode(text).map_err(cannot_encode);
-        let (Some(end), Some(end_id)) = (tokenizer.specials.get("eos_token"), tokenizer.end.last())
-        else {
-            return Err(Fault::new(
-                "the tokenizer has no end token, with which upstream ends completions",
-                "set eos_token in tokenizer_config.json",
-            ));
-        };
-        let with_start = |text: &str| -> Result<Vec<u32>, Fault> {
-            Ok([tokenizer.start.clone(), encode(text)?].concat())
-        };
-        let mut whole_prompt = with_start(&self.marked(prompt, true)?)?;
-        whole_prompt.pop_if(|last| last == end_id);
+        let rules = self.request.data.rows;
+        let decoding = Decoding::new(self.tokenizer, rules, self.request.row_limit())?;
+        let prompt = self.marked(prompt, true)?;
+        let prompt = decoding.of_prompt(&prompt).map_err(cannot_encode)?;
         let (mut tokens, mut is_cut) = (Vec::new(), false);
         for completion in completions {
-            let mut of_completion = encode(&self.marked(completion, false)?)?;
-            of_completion.pop_if(|last| last == end_id);
-            let mut of_prompt = whole_prompt.as_slice();
-            let is_long = of_prompt.len() + of_completion.len() > most;
-            if is_long && of_prompt.len() > most_of_prompt {
-                of_prompt = match rules.prompt_keeps {
-                    Side::Start => &of_prompt[..most_of_prompt],
-                    Side::End => &of_prompt[of_prompt.len() - most_of_prompt..],
-                };
-            }
-            of_completion.truncate(most.saturating_sub(of_prompt.len()));
-            let prompt = tokenizer.decode_cleaned(of_prompt);
-            let completion = tokenizer.decode_cleaned(&of_completion);
-            let border = with_start(&prompt)?.len();
-            let mut row = with_start(&format!("{prompt}{completion} {end}"))?;
-            is_cut |= is_long || row.len() > most;
-            row.truncate(most);
-            if row.len() <= border {
+            let completion = self.marked(completion, false)?;
+            let completion = decoding.of_completion(&completion).map_err(cannot_encode)?;
+            let row = decoding.row(&prompt, &completion).map_err(cannot_encode)?;
+            if !row.has_targets {
                 return Ok(Outcome::WithoutTargets);
             }
-            let targets = (0..).map(|at| at >= border.max(1));
-            let row = row.into_iter().zip(targets);
-            tokens.extend(row.map(|(id, target)| Token { id, target }));
+            is_cut |= row.is_cut;
+            tokens.extend(&row.tokens);
+            if let Some(label) = label {
+                tokens.push(mark_of(label));
+                tokens.extend(decoding.parts(&row).map_err(cannot_encode)?);
+            }
         }
-        tokens.extend(label.map(mark_of));
-        Ok(Outcome::Preference { tokens, is_cut })
+        Ok(Outcome::Rows { tokens, is_cut })
+    }
+
+    /// A record of which the prompt is apart from its completion.
+    fn decoded_record(&self, record: Record) -> Result<Outcome, Fault> {
+        let (prompt, completion) = match record {
+            Record::Completion { prompt, completion } => {
+                (Turns::Text(prompt), Turns::Text(completion))
+            }
+            Record::Chat {
+                mut messages,
+                first_answer,
+            } if first_answer > 0 => {
+                let completion = messages.split_off(first_answer);
+                (Turns::Chat(messages), Turns::Chat(completion))
+            }
+            Record::Text(_) | Record::Chat { .. } => {
+                return Err(Fault::new(
+                    "it has no prompt and completion, which upstream makes tokens of apart",
+                    "give rows with the columns prompt and completion",
+                ));
+            }
+        };
+        self.decoded(&prompt, &[completion], None)
     }
 
     /// A text, or a conversation with the recipe's marks around its turns, with one space in place of several.
@@ -552,11 +555,4 @@ fn mark_of(is_desirable: bool) -> Token {
 
 fn all_targets(ids: &[u32]) -> Vec<Token> {
     ids.iter().map(|&id| Token { id, target: true }).collect()
-}
-
-fn cannot_encode(error: tokenizers::Error) -> Fault {
-    Fault::new(
-        format!("the tokenizer cannot encode it: {error}"),
-        "repair or remove the text, or use another tokenizer",
-    )
 }

@@ -2,8 +2,9 @@
 //!
 //! A pair's sample holds the tokens of its two rows, one after the other: the prompt with the chosen completion, then the
 //! prompt with the rejected one. Only completions carry loss, and the first token of a row never does, so that the marks of
-//! loss tell where the second row begins. A sample with a label ends with a token more: 1 for a desirable completion, 0 for
-//! another.
+//! loss tell where the second row begins. A sample with a label has a token more after its row, which carries no loss: 1 for
+//! a desirable completion, 0 for another. If rows are decoded, the tokens of its prompt and of its completion follow, of which
+//! mismatched rows are made.
 
 use serde::{Deserialize, Serialize};
 
@@ -57,7 +58,7 @@ impl Kind {
         }
     }
 
-    /// Most tokens of a sample whose rows have at most `row` tokens.
+    /// Most tokens of a sample whose rows have at most `row` tokens, without what follows a label.
     pub(super) fn longest(self, row: u64) -> u64 {
         match self {
             Kind::Text => row,

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::recipe::schema::spec::Synthetic;
+use crate::recipe::schema::spec::{RowTokens, Rows, Synthetic};
 use crate::util::durable::{FileError, write_atomically};
 use crate::util::input::{self, STATE_BYTES};
 
@@ -167,6 +167,13 @@ impl Manifest {
     pub(super) fn row_limit(&self) -> u64 {
         let has_extra = self.identity.get("extra_token") != Some(&serde_json::Value::Bool(false));
         self.sequence_length + u64::from(has_extra)
+    }
+
+    /// How mismatched rows are made, if texts are needed for them.
+    pub(super) fn decoded_rows(&self) -> Option<Rows> {
+        let rows = self.identity.get("rows")?;
+        let rows: Rows = serde_json::from_value(rows.clone()).ok()?;
+        (self.kind == Kind::Labelled && rows.tokens == RowTokens::Decoded).then_some(rows)
     }
 
     /// Writes the manifest into a directory.

@@ -13,6 +13,7 @@ mod chat;
 mod chosen;
 mod conversion;
 mod dataset;
+mod decoded;
 mod encode;
 mod error;
 mod files;

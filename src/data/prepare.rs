@@ -105,8 +105,8 @@ pub fn prepare(
     if data.train.is_empty() {
         return Err(request.no_data());
     }
-    if request.kind() != Kind::Text {
-        refuse_for_preferences(request)?;
+    if request.kind() != Kind::Text || request.decodes_rows() {
+        refuse_for_rows(request)?;
     }
     if !data.packing && data.packing_strategy != PackingStrategy::default() {
         return Err(request.setting(
@@ -141,14 +141,17 @@ pub fn prepare(
     Ok(prepared)
 }
 
-/// Refuses settings that preferences do not have.
-fn refuse_for_preferences(request: &PrepareRequest<'_>) -> Result<(), DataError> {
+/// Refuses settings that rows of prompts and completions do not have.
+fn refuse_for_rows(request: &PrepareRequest<'_>) -> Result<(), DataError> {
     let data = request.data;
     let objective = request.objective;
     if data.synthetic().is_some() {
         return Err(request.setting(
             "data.train.0.path",
-            format!("the synthetic language has no preferences for {objective}"),
+            match request.kind() {
+                Kind::Text => "the synthetic language has no prompts and completions".to_owned(),
+                _ => format!("the synthetic language has no preferences for {objective}"),
+            },
             "give JSONL or Parquet",
         ));
     }
@@ -157,11 +160,15 @@ fn refuse_for_preferences(request: &PrepareRequest<'_>) -> Result<(), DataError>
         ("data.answers_only", data.answers_only.is_some()),
         ("data.completions_only", data.completions_only.is_some()),
     ];
+    let on = match request.kind() {
+        Kind::Text => format!("{}=decoded", (request.key)("data.rows.tokens")),
+        _ => objective.to_string(),
+    };
     match without_effect.into_iter().find(|(_, is_set)| *is_set) {
         None => Ok(()),
         Some((key, _)) => Err(request.setting(
             key,
-            format!("it has no effect on {objective}, whose rows are not packed and carry loss on their completions"),
+            format!("it has no effect on {on}, whose rows are not packed and carry loss on their completions"),
             "remove it",
         )),
     }

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use crate::engine::ModelConfig;
 use crate::plan;
-use crate::recipe::schema::spec::{self, Data, Objective, Spec};
+use crate::recipe::schema::spec::{self, Data, Objective, RowTokens, Spec};
 use crate::util::format;
 
 use super::error::DataError;
@@ -124,6 +124,11 @@ impl PrepareRequest<'_> {
     /// What a row of the data becomes.
     pub(super) fn kind(&self) -> Kind {
         Kind::of(self.objective)
+    }
+
+    /// Whether rows become text again before they are trained on.
+    pub(super) fn decodes_rows(&self) -> bool {
+        self.data.rows.tokens == RowTokens::Decoded
     }
 
     /// Most tokens of a row.

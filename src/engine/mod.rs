@@ -418,14 +418,24 @@ pub struct UnitState {
 /// From the cross-entropy of each token, nats, `[batch, seq_len]`, 0 without a target, to the derivatives of a loss by them.
 pub type Weigh<'a> = Box<dyn FnOnce(&[f64]) -> Vec<f32> + Send + 'a>;
 
-/// What a micro-batch counts as, in target tokens or samples, and how its tokens are weighed.
-fn counted<'a>(
-    micro_batch: MicroBatch<'_>,
-    samples_and_weigh: Option<(u64, Weigh<'a>)>,
-) -> (u64, Option<Weigh<'a>>) {
-    match samples_and_weigh {
-        None => (micro_batch.target_tokens(), None),
-        Some((samples, weigh)) => (samples, Some(weigh)),
+/// The loss of a micro-batch, of which a step takes the mean.
+pub enum BatchLoss<'a> {
+    /// The sum of the cross-entropies, for a mean over target tokens.
+    OfTokens,
+    /// The same sum, for a mean over samples: this many.
+    OfSamples(u64),
+    /// A loss of this many samples that is no plain sum of cross-entropies.
+    Weighed(u64, Weigh<'a>),
+}
+
+impl<'a> BatchLoss<'a> {
+    /// What the micro-batch counts as, in target tokens or samples, and how its tokens are weighed.
+    fn counted(self, micro_batch: MicroBatch<'_>) -> (u64, Option<Weigh<'a>>) {
+        match self {
+            BatchLoss::OfTokens => (micro_batch.target_tokens(), None),
+            BatchLoss::OfSamples(samples) => (samples, None),
+            BatchLoss::Weighed(samples, weigh) => (samples, Some(weigh)),
+        }
     }
 }
 
@@ -461,17 +471,16 @@ pub trait Engine: Send {
         measure: Measure,
         last: bool,
     ) -> Result<Accumulated, EngineError> {
-        self.accumulate_weighed(micro_batch, None, measure, last)
+        self.accumulate_loss(micro_batch, BatchLoss::OfTokens, measure, last)
     }
 
-    /// As [`Engine::accumulate`], also for the gradient of a loss that is no plain sum of cross-entropies: between forward
-    /// and backward, `weigh` turns the cross-entropies of the tokens into the loss's derivatives by them. Such a micro-batch
-    /// has this many samples, which take the place of target tokens in [`Engine::coordinates`].
-    /// [`Accumulated::loss`] is the sum of the cross-entropies.
-    fn accumulate_weighed(
+    /// As [`Engine::accumulate`] for another loss. Its samples take the place of target tokens in [`Engine::coordinates`].
+    /// [`BatchLoss::Weighed`] turns the cross-entropies of the tokens into the loss's derivatives by them, between forward and
+    /// backward. [`Accumulated::loss`] is the sum of the cross-entropies.
+    fn accumulate_loss(
         &mut self,
         micro_batch: MicroBatch<'_>,
-        samples_and_weigh: Option<(u64, Weigh<'_>)>,
+        loss: BatchLoss<'_>,
         measure: Measure,
         last: bool,
     ) -> Result<Accumulated, EngineError>;

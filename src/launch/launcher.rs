@@ -130,7 +130,7 @@ impl<'a> Launcher<'a> {
         Ok(Launcher {
             run_dir: run_lock.run_dir().clone(),
             losses: (run.built_in.as_ref())
-                .filter(|_| run.spec.objective.is_likelihood())
+                .filter(|_| run.spec.is_mean_over_tokens())
                 .map(|built_in| LossWatch::new(built_in.model.vocab_size as u64)),
             external: external.transpose()?,
             bucket_run: BucketRun::of(&run)?,

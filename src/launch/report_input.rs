@@ -88,7 +88,7 @@ pub fn report_input(
                 fact("checkpoint", format!("{} ({samples})", newest.path))
             }));
             if !history.evaluations.is_empty() {
-                let mean = match spec.objective.is_likelihood() {
+                let mean = match spec.is_mean_over_tokens() {
                     true => "a mean over tokens; transformers' eval_loss is a mean over batches",
                     false => "a mean over samples; transformers' eval_loss is a mean over batches",
                 };
@@ -139,11 +139,12 @@ pub fn report_input(
         evaluations: history.evaluations,
         floor: run.built_in.as_ref().and_then(|it| it.entropy),
         vocabulary: (run.built_in.as_ref())
-            .filter(|_| run.spec.objective.is_likelihood())
+            .filter(|_| run.spec.is_mean_over_tokens())
             .map_or(0, |it| it.model.vocab_size as u64),
         loss_of: match run.spec.objective.is_likelihood() {
             _ if run.built_in.is_none() || run.spec.is_cross_entropy() => LossOf::CrossEntropy,
-            true => LossOf::Tokens,
+            true if run.spec.is_mean_over_tokens() => LossOf::Tokens,
+            true => LossOf::Samples,
             false => LossOf::Preferences,
         },
         continuations,

@@ -43,7 +43,7 @@ impl Mismatched {
         [self.block, self.len, self.order.epoch_length(), completions]
     }
 
-    /// The rows at these positions.
+    /// The rows at these positions. If rows are decoded, they are made of texts, as upstream makes them.
     pub fn collate(&self, dataset: &Dataset, positions: Range<u64>) -> Result<Collated, DataError> {
         let samples = |position| {
             let other = mismatched(position, self.block, self.completions);

@@ -175,7 +175,7 @@ pub struct EvaluationSums {
     /// Of the cross-entropies of tokens, or of the losses of samples without the likelihood.
     #[serde(with = "bits")]
     loss: f64,
-    /// Of these tokens or samples.
+    /// The tokens or samples of which the mean is taken.
     count: u64,
     /// Weighted negative log-likelihoods of the tokens that it covers.
     #[serde(with = "bits")]
@@ -187,10 +187,11 @@ pub struct EvaluationSums {
 }
 
 impl EvaluationSums {
-    pub fn of_tokens(loss: f64, tokens: u64) -> EvaluationSums {
+    /// Of a sum of cross-entropies, whose mean is over `count` tokens or samples.
+    pub fn of_tokens(loss: f64, tokens: u64, count: u64) -> EvaluationSums {
         EvaluationSums {
             loss,
-            count: tokens,
+            count,
             tokens,
             ..EvaluationSums::default()
         }
@@ -459,6 +460,17 @@ mod tests {
                 assert!(apart < 1e-6, "{cell}: {} {difference}", found.weights[cell]);
             }
         }
+    }
+
+    #[test]
+    fn the_mean_of_an_evaluation_is_over_tokens_or_samples() {
+        let of_micro_batches = |counts: [u64; 2]| {
+            let mut sums = EvaluationSums::of_tokens(12.0, 5, counts[0]);
+            sums.merge(&EvaluationSums::of_tokens(3.0, 1, counts[1]));
+            (sums.mean(), sums.tokens)
+        };
+        assert_eq!(of_micro_batches([5, 1]), (2.5, 6));
+        assert_eq!(of_micro_batches([2, 1]), (5.0, 6));
     }
 
     #[test]

@@ -31,7 +31,7 @@ use crate::comm::solo::Solo;
 use crate::comm::tcp::{self, Greeting, TcpOptions};
 use crate::comm::watch::StepWatch;
 use crate::comm::{CommError, Ended, World};
-use crate::data::Dataset;
+use crate::data::{Dataset, Tokenizer};
 use crate::engine::cpu::{CpuEngine, CpuOptions};
 use crate::engine::cuda::{self, CudaEngine, CudaOptions};
 use crate::engine::{self, Engine, EngineError, Measure, Place, TokenLoss};
@@ -449,8 +449,19 @@ fn load<'a>(
     (observed, activity): (World, Arc<Activity>),
 ) -> Result<Trainer<'a>, TrainError> {
     let data = Run::data(&options.run_dir);
-    let training = Dataset::train(&data)?;
-    let evaluation = Dataset::evaluation(&data)?;
+    let mut training = Dataset::train(&data)?;
+    let mut evaluation = Dataset::evaluation(&data)?;
+    if training.needs_tokenizer() {
+        let files = &run.built_in()?.companions;
+        let tokenizer = Tokenizer::of_run(run.spec.tokenizer.path.as_deref(), files)?;
+        let tokenizer = Arc::new(tokenizer);
+        for dataset in [Some(&mut training), evaluation.as_mut()]
+            .into_iter()
+            .flatten()
+        {
+            dataset.set_tokenizer(Arc::clone(&tokenizer))?;
+        }
+    }
     let loss = Loss::of(&run.spec);
     let begun = begun(options, &generation)?;
     let pinned = begun.as_ref().map(|(_, state)| state.references.clone());

@@ -1,8 +1,8 @@
 //! The training loop: runs steps until the budget is reached or a drain is requested.
 //!
 //! A step consumes samples [c, c+b) of the one global order. Its gradient is a sum over target tokens,
-//! divided once by the tokens of the whole global batch, so that neither accumulation nor the world changes
-//! the result.
+//! divided once by the tokens or the samples of the whole global batch, so that neither accumulation nor the world
+//! changes the result.
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -29,12 +29,12 @@ use crate::comm::solo::Solo;
 use crate::comm::watch::StepWatch;
 use crate::comm::{Collective, World};
 use crate::data::{Collated, Dataset};
-use crate::engine::{AdamW, Engine, Measure, MicroBatch, Noise, Weigh};
+use crate::engine::{AdamW, BatchLoss, Engine, Measure, MicroBatch, Noise, Weigh};
 use crate::lifecycle::protocol::{HeldState, Report};
 use crate::lifecycle::{CheckpointRef, Generation};
 use crate::norm::{CoordinateTest, Coordinates, Decision, GroupSums, Reason, Sums};
 use crate::objective::{Kl, Step};
-use crate::recipe::schema::spec::{DecayOn, Groups, Method};
+use crate::recipe::schema::spec::{DecayOn, Groups, LikelihoodMean, Method};
 use crate::samples::{self, Order, Row};
 use crate::telemetry::metrics::{self, Writer as MetricsWriter};
 use crate::telemetry::{
@@ -326,8 +326,13 @@ impl Trainer<'_> {
             let last = i == count;
             let (loss, samples, done) = match &self.preferences {
                 None => {
-                    let done = self.engine.accumulate(micro_batch, measure, last)?;
-                    (done.loss, done.targets, done)
+                    let (mean, samples) = (self.run.spec.likelihood.mean, collated.samples as u64);
+                    let loss = match mean {
+                        LikelihoodMean::Tokens => BatchLoss::OfTokens,
+                        LikelihoodMean::Samples => BatchLoss::OfSamples(samples),
+                    };
+                    let done = (self.engine).accumulate_loss(micro_batch, loss, measure, last)?;
+                    (done.loss, mean.count(done.targets, samples), done)
                 }
                 Some(Preferences { loss, training, .. }) => {
                     let references = training.samples.of(positions.map(|at| self.order.at(at)));
@@ -342,9 +347,9 @@ impl Trainer<'_> {
                         std::mem::take(&mut judged.weights)
                     });
                     let samples = collated.samples as u64;
-                    let weighing = Some((samples, weigh));
+                    let weighed = BatchLoss::Weighed(samples, weigh);
                     let done =
-                        (self.engine).accumulate_weighed(micro_batch, weighing, measure, last)?;
+                        (self.engine).accumulate_loss(micro_batch, weighed, measure, last)?;
                     local.preferences.merge(&judged.sums);
                     (judged.loss, samples, done)
                 }
@@ -499,7 +504,10 @@ impl Trainer<'_> {
             match &self.preferences {
                 None => {
                     let (loss, tokens) = engine.evaluate(micro_batch)?;
-                    local.next().merge(&EvaluationSums::of_tokens(loss, tokens));
+                    let mean = self.run.spec.likelihood.mean;
+                    let count = mean.count(tokens, collated.samples as u64);
+                    let sums = EvaluationSums::of_tokens(loss, tokens, count);
+                    local.next().merge(&sums);
                 }
                 Some(Preferences {
                     loss, evaluation, ..

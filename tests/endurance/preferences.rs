@@ -135,8 +135,9 @@ fn compare(what: &str, steps: &[Value], pointer: &str, theirs: &[f64]) {
     }
 }
 
-/// Overrides of the trees of direct-preference-optimization and HALOs, by the case of tree_losses.py.
-const TREES: [(&str, &str); 8] = [
+/// Overrides of the trees of direct-preference-optimization and HALOs, by the case of tree_losses.py. `legacy`: HALOs up to
+/// 2024-09.
+const TREES: [(&str, &str); 14] = [
     ("dpo/dpo", "loss=dpo loss.beta=0.3 loss.label_smoothing=0.1"),
     (
         "dpo/dpo_cut",
@@ -157,12 +158,67 @@ const TREES: [(&str, &str); 8] = [
         "halos/kto",
         "loss=kto loss.beta=0.3 loss.desirable_weight=0.7 loss.undesirable_weight=1.4",
     ),
+    ("legacy/sft", "loss=sft model.batch_size=8"),
+    (
+        "legacy/sft_cut",
+        "loss=sft model.batch_size=8 model.max_length=40 model.max_prompt_length=20",
+    ),
+    (
+        "legacy/sft_accumulated",
+        "loss=sft model.batch_size=4 model.gradient_accumulation_steps=2",
+    ),
+    (
+        "legacy/dpo_cut",
+        "loss=dpo loss.beta=0.3 model.batch_size=8 model.max_length=40 model.max_prompt_length=20",
+    ),
+    (
+        "legacy/kto",
+        "loss=kto loss.beta=0.3 loss.desirable_weight=1.4 loss.undesirable_weight=0.1 model.batch_size=8",
+    ),
+    (
+        "legacy/kto_cut",
+        "loss=kto loss.beta=0.3 loss.desirable_weight=1.4 loss.undesirable_weight=0.1 model.batch_size=8 \
+         model.max_length=40 model.max_prompt_length=20",
+    ),
 ];
 
 /// What the cases of a tree have in common: a warm-up of 4 steps, and 20 steps of 8 samples.
 const DPOS: &str = "model=blank_model model.name_or_path=model datasets=[texts.jsonl] lr=1e-4 warmup_steps=4 batch_size=8";
 const HALOS: &str = "model=llama model.name_or_path=model train_datasets=[feedback.json] test_datasets=[feedback.json] \
                      lr=1e-3 warmup=0.2 ++model.batch_size=8 model.policy_dtype=float32";
+const LEGACY: &str = "mode=train model=base_model model.name_or_path=model datasets=[texts.jsonl] lr=3e-4 warmup_steps=4 \
+                      model.policy_dtype=float32";
+
+/// The losses of HALOs 61b9ee6 (`config/loss`), which the corpus lacks.
+const LEGACY_LOSSES: [(&str, &str); 3] = [
+    (
+        "sft",
+        "{name: sft, trainer: SFTTrainer, dataloader: SFTDataLoader}",
+    ),
+    (
+        "dpo",
+        "{name: dpo, beta: 0.1, trainer: DPOTrainer, dataloader: PairedPreferenceDataLoader}",
+    ),
+    (
+        "kto",
+        "{name: kto, beta: 0.1, trainer: KTOTrainer, dataloader: UnpairedPreferenceDataLoader, desirable_weight: 1.0, \
+         undesirable_weight: 1.0}",
+    ),
+];
+
+/// Copies the tree of HALOs 61b9ee6 with its losses into a directory.
+fn legacy_tree(corpus: &Path, copy: &Path) {
+    let config = corpus.join("ContextualAI__HALOs/61b9ee6787/config");
+    for group in ["model", "loss"] {
+        std::fs::create_dir_all(copy.join(group)).unwrap();
+    }
+    for file in ["config.yaml", "model/base_model.yaml"] {
+        std::fs::copy(config.join(file), copy.join(file)).unwrap();
+    }
+    for (name, loss) in LEGACY_LOSSES {
+        std::fs::write(copy.join(format!("loss/{name}.yaml")), loss).unwrap();
+    }
+}
 
 /// A template that ends with the beginning of an answer, as in tree_losses.py.
 const TEMPLATE: &str = "{% for m in messages %}<s>{{ m['role'] }}: {{ m['content'] }}</s>{% endfor %}\
@@ -182,20 +238,29 @@ fn losses_over_preferences_are_those_of_the_trees() {
     let expected: BTreeMap<String, BTreeMap<String, Vec<f64>>> =
         serde_json::from_slice(&numbers).unwrap();
     assert_eq!(expected.len(), TREES.len());
+    let legacy = folder.path().join("legacy");
+    legacy_tree(&corpus, &legacy);
     for (name, own) in TREES {
-        let (tree, usual) = match name.starts_with("dpo") {
-            true => (
-                "eric-mitchell__direct-preference-optimization/f8b8c0f49d/config",
+        let (kind, _) = name.split_once('/').unwrap();
+        let (tree, usual) = match kind {
+            "dpo" => (
+                corpus.join("eric-mitchell__direct-preference-optimization/f8b8c0f49d/config"),
                 DPOS,
             ),
-            false => ("ContextualAI__HALOs/4831988636/config", HALOS),
+            "halos" => (corpus.join("ContextualAI__HALOs/4831988636/config"), HALOS),
+            _ => (legacy.clone(), LEGACY),
         };
-        let tree = corpus.join(tree).display().to_string();
+        let tree = tree.display().to_string();
         let out = name.replace('/', "-");
         let mut more: Vec<&str> = usual.split(' ').chain(own.split(' ')).collect();
         more.extend(["exp_name=x", "n_epochs=null", "n_examples=160"]);
         more.push("evenkeel.data.shuffle=false");
-        if name.starts_with("dpo") {
+        if name.contains("sft") {
+            more.extend([
+                "evenkeel.data.train=[{path: texts.jsonl, columns: [prompt, chosen]}]",
+                "evenkeel.data.evaluation=[{path: evaluated.jsonl, columns: [prompt, chosen]}]",
+            ]);
+        } else if kind != "halos" {
             more.push("evenkeel.data.evaluation=[{path: evaluated.jsonl}]");
         }
         launch_in(folder.path(), &tree, &out, &more);
@@ -372,6 +437,7 @@ pub(super) fn rows(objective: &str, count: u64) -> String {
                 let completion = if is_right { right } else { wrong };
                 json!({"prompt": prompt, "completion": completion, "label": is_right})
             }
+            "sft" => json!({"prompt": prompt, "completion": right}),
             _ => json!({"prompt": prompt, "chosen": right, "rejected": wrong}),
         };
         writeln!(rows, "{row}").unwrap();
@@ -381,6 +447,11 @@ pub(super) fn rows(objective: &str, count: u64) -> String {
 
 /// A run over preferences that is resized and loses a rank.
 fn disturbed(objective: &str, strategy: &str) {
+    disturbed_with_rows(objective, strategy, "together");
+}
+
+/// The same with rows of this kind, and for sft with a mean over samples.
+fn disturbed_with_rows(objective: &str, strategy: &str, tokens: &str) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("rows.jsonl");
     std::fs::write(&path, rows(objective, 240)).unwrap();
@@ -389,7 +460,8 @@ fn disturbed(objective: &str, strategy: &str) {
         "parallel": {"strategy": strategy},
         "model": {"config": {"vocab_size": 259}},
         "tokenizer": {"path": "byte"},
-        "data": {"train": [{"path": path}], "held_out": 24},
+        "likelihood": {"mean": if objective == "sft" { "samples" } else { "tokens" }},
+        "data": {"train": [{"path": path}], "held_out": 24, "rows": {"tokens": tokens}},
         "learning_rate": {"peak": 1e-4},
         "evaluation": {"every_samples": 600},
     }));
@@ -441,6 +513,17 @@ fn kto_is_the_same_in_any_world() {
 #[test]
 fn kto_is_the_same_in_any_world_under_sharding() {
     disturbed("kto", "fsdp");
+}
+
+/// Ranks make its mismatched rows of texts.
+#[test]
+fn kto_of_decoded_rows_is_the_same_in_any_world() {
+    disturbed_with_rows("kto", "ddp", "decoded");
+}
+
+#[test]
+fn a_mean_over_samples_is_the_same_in_any_world() {
+    disturbed_with_rows("sft", "fsdp", "decoded");
 }
 
 #[test]

@@ -1,11 +1,11 @@
 """The losses of direct-preference-optimization's and HALOs' own code, step by step, on one process.
 
-    tree_losses.py FOLDER DPO HALOS > tree_losses.json
+    tree_losses.py FOLDER DPO HALOS LEGACY > tree_losses.json
 
-FOLDER is that of tiny_model.py; DPO and HALOS are checkouts of eric-mitchell/direct-preference-optimization f8b8c0f and
-ContextualAI/HALOs 4831988. Prints by case the losses, the rewards, and KTO's KL. Their rows, collation, losses, optimisers
-and schedules are upstream's; rows come in the order of their files. Here is only the loop, and a template that ends with the
-beginning of an answer, as those of chat models do.
+FOLDER is that of tiny_model.py; DPO, HALOS and LEGACY are checkouts of eric-mitchell/direct-preference-optimization f8b8c0f
+and ContextualAI/HALOs 4831988 and 61b9ee6. Prints by case the losses, the rewards, and KTO's KL. Their rows, collation,
+losses, optimisers and schedules are upstream's; rows come in the order of their files. Here is only the loop, and a template
+that ends with the beginning of an answer, as those of chat models do.
 """
 
 import importlib
@@ -43,6 +43,19 @@ HALOS = dict(
     cdpo=("CDPOTrainer", dict(beta=0.3, epsilon=0.2), 512, 256),
     simpo=("SimPOTrainer", dict(beta=2.0, gamma_beta_ratio=0.3), 512, 256),
     kto=("KTOTrainer", dict(beta=0.3, desirable_weight=0.7, undesirable_weight=1.4), 512, 256),
+)
+# The same with passes of accumulation.
+KTO = dict(beta=0.3, desirable_weight=1.4, undesirable_weight=0.1)
+LEGACY = dict(
+    sft=("SFTTrainer", dict(), 512, 256, 1),
+    sft_cut=("SFTTrainer", dict(), 40, 20, 1),
+    sft_accumulated=("SFTTrainer", dict(), 512, 256, 2),
+    dpo_cut=("DPOTrainer", dict(beta=0.3), 40, 20, 1),
+    kto=("KTOTrainer", KTO, 512, 256, 1),
+    kto_cut=("KTOTrainer", KTO, 40, 20, 1),
+)
+LEGACY_LOADERS = dict(
+    SFTTrainer="SFTDataLoader", DPOTrainer="PairedPreferenceDataLoader", KTOTrainer="UnpairedPreferenceDataLoader"
 )
 
 
@@ -140,13 +153,80 @@ def halos_steps(folder, checkout, name, loss, max_length, max_prompt_length):
     return found
 
 
+def legacy_steps(folder, checkout, name, loss, max_length, max_prompt_length, accumulation):
+    trainers, dataloader = load(checkout, "trainers", "dataloader")
+    importlib.reload(dataloader)
+    if not torch.distributed.is_initialized():
+        torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    trainer = object.__new__(getattr(trainers, name))
+    trainer.policy, trainer.reference_model, trainer.tokenizer = models(folder)
+    trainer.policy_dtype, trainer.device, trainer.rank, trainer.world_size = torch.float32, "cpu", 0, 1
+    trainer.config, trainer.is_mistral = SimpleNamespace(loss=SimpleNamespace(**loss), mode="train"), False
+
+    def rows(split, *marks):
+        data = dataloader.Dataset("rows")
+        for line in (folder / "texts.jsonl").read_text().splitlines():
+            row = json.loads(line)
+            example = data[row["prompt"]]
+            example.prompt, example.generations = row["prompt"], [row["chosen"], row["rejected"]]
+            example.pairs, example.sft_index = [(0, 1)], 0
+        return data
+
+    make_row = dataloader.DataLoader.tokenize_batch_element
+
+    def cut_row(self, *given, **named):
+        """The row without its tokens beyond the longest, which Evenkeel cuts off."""
+        row = make_row(self, *given, **named)
+        prefix = named.get("prefix", "target")
+        for key in [f"{prefix}_combined_input_ids", f"{prefix}_combined_attention_mask", f"{prefix}_labels"]:
+            row[key] = row[key][: self.max_length]
+        return row
+
+    dataloader.DataLoader.tokenize_batch_element = cut_row
+    dataloader.get_rows = rows
+    random.shuffle = lambda items: None
+    batches = getattr(dataloader, LEGACY_LOADERS[name])(
+        ["rows"],
+        trainer.tokenizer,
+        batch_size=BATCH // accumulation,
+        max_length=max_length,
+        max_prompt_length=max_prompt_length,
+        n_examples=STEPS * BATCH,
+    )
+    # As `BasicTrainer.train` has them, with `lr=3e-4 warmup_steps=4`.
+    optimizer = torch.optim.RMSprop(trainer.policy.parameters(), lr=3e-4)
+    scheduler = LambdaLR(optimizer, lr_lambda=lambda step: min(1.0, (step + 1) / (4 + 1)))
+    keys = ["rewards_train/chosen", "rewards_train/rejected"] * (name != "SFTTrainer")
+    keys += ["rewards_train/KL_estimate"] * (name == "KTOTrainer")
+    found, sums = {"loss": [], **{key: [] for key in keys}}, []
+    for batch in batches:
+        mean, metrics = trainer.get_batch_metrics(batch)
+        (mean / accumulation).backward()
+        sums.append(mean.item())
+        if len(sums) < accumulation:
+            continue
+        torch.nn.utils.clip_grad_norm_(trainer.policy.parameters(), 10.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        scheduler.step()
+        found["loss"].append(sum(sums) / accumulation)
+        sums = []
+        for key in keys:
+            found[key].append(torch.as_tensor(metrics[key]).float().mean().item())
+    return found
+
+
 def main():
-    folder, dpo, halos = map(Path, sys.argv[1:])
+    folder, dpo, halos, legacy = map(Path, sys.argv[1:])
     sys.stdout, printed = sys.stderr, sys.stdout
     found = {f"dpo/{case}": dpo_steps(folder, dpo, *of) for case, of in DPO.items()}
     # Both checkouts have modules of these names.
     sys.path.remove(str(dpo))
     found |= {f"halos/{case}": halos_steps(folder, halos, *of) for case, of in HALOS.items()}
+    sys.path.remove(str(halos))
+    for name in ["trainers", "dataloader", "utils", "models"]:
+        sys.modules.pop(name, None)
+    found |= {f"legacy/{case}": legacy_steps(folder, legacy, *of) for case, of in LEGACY.items()}
     json.dump(found, printed, indent=1)
 
 

@@ -53,7 +53,7 @@ impl Content {
             Content::Json(line) => parse_json(line),
             Content::Row(row) => Ok(row.clone()),
             Content::Text(_) | Content::Ids(_) => Err(Fault::new(
-                "preferences are rows with columns",
+                "prompts and completions are rows with columns",
                 "give JSONL or Parquet",
             )),
         }

@@ -8,6 +8,7 @@
 mod huggingface;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -41,6 +42,9 @@ const CLEANED: [(&str, &str); 10] = [
     (" 're", "'re"),
 ];
 
+/// Name of the file of a tokenizer.
+const FILE: &str = "tokenizer.json";
+
 /// A tokenizer with its special tokens and template.
 pub struct Tokenizer {
     /// Name for people: `byte`, or the path as the recipe names it.
@@ -60,6 +64,12 @@ pub struct Tokenizer {
     /// transformers removes spaces before punctuation when it decodes (`clean_up_tokenization_spaces`).
     pub cleans_up: bool,
     encoder: Encoder,
+}
+
+impl fmt::Debug for Tokenizer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Tokenizer").field(&self.name).finish()
+    }
 }
 
 enum Encoder {
@@ -84,6 +94,25 @@ impl Tokenizer {
     /// The tokenizer of a directory, or of a `tokenizer.json`.
     pub fn open(path: &Path, name: &str) -> Result<Tokenizer, DataError> {
         huggingface::load(path, name, "tokenizer.chat_template")
+    }
+
+    /// The tokenizer among the files of a run, or the built-in one if the recipe names it.
+    ///
+    /// # Errors
+    /// The run has none.
+    pub fn of_run(named: Option<&str>, files: &[PathBuf]) -> Result<Tokenizer, DataError> {
+        if named == Some(BYTE) {
+            return Ok(Tokenizer::byte());
+        }
+        let mut files = files.iter();
+        match files.find(|file| file.file_name().is_some_and(|name| name == FILE)) {
+            Some(file) => Tokenizer::open(file, &file.display().to_string()),
+            None => Err(DataError::record(
+                named.unwrap_or("the model"),
+                format!("the run has no {FILE}, of which mismatched rows are made"),
+                format!("put {FILE} into the directory that the recipe names, and launch again"),
+            )),
+        }
     }
 
     /// The recipe's name of the tokenizer, and the native path of that setting.

@@ -20,9 +20,9 @@ use self::store::{Purpose, Store};
 use self::workspace::Workspace;
 use super::adapters::{frozen_from_files, trained};
 use super::{
-    Accumulated, AdamW, Adapted, Adapters, Capacity, Engine, EngineError, Layout, Measure,
-    MicroBatch, ModelConfig, Pass, Place, Reduced, Sequence, Strategy, TokenLoss, Training, Unit,
-    UnitState, Walk, Weigh, cache_len, counted, initial, layout, no_sequence, trains,
+    Accumulated, AdamW, Adapted, Adapters, BatchLoss, Capacity, Engine, EngineError, Layout,
+    Measure, MicroBatch, ModelConfig, Pass, Place, Reduced, Sequence, Strategy, TokenLoss,
+    Training, Unit, UnitState, Walk, Weigh, cache_len, initial, layout, no_sequence, trains,
 };
 use crate::comm::World;
 
@@ -206,16 +206,16 @@ impl Engine for CpuEngine {
         }
     }
 
-    fn accumulate_weighed(
+    fn accumulate_loss(
         &mut self,
         micro_batch: MicroBatch<'_>,
-        weighing: Option<(u64, Weigh<'_>)>,
+        loss: BatchLoss<'_>,
         measure: Measure,
         last: bool,
     ) -> Result<Accumulated, EngineError> {
         trains(self.forward_only)?;
         self.admit(micro_batch)?;
-        let (count, weigh) = counted(micro_batch, weighing);
+        let (count, weigh) = loss.counted(micro_batch);
         let training = self.store.trained.next(measure, (count, last))?;
         Ok(self.run(Pass::Training(training), micro_batch, weigh)?.0)
     }

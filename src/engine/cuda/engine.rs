@@ -24,9 +24,9 @@ use super::workspace::{Scalars, Shape, Workspace};
 use crate::comm::World;
 use crate::engine::adapters::{frozen_from_files, trained};
 use crate::engine::{
-    Accumulated, AdamW, Adapted, Capacity, Engine, EngineError, Keeps, Layout, Measure, MicroBatch,
-    ModelConfig, Pass, Place, Reduced, Sequence, Step, Strategy, Unit, UnitState, Walk, Weigh,
-    cache_len, counted, initial, layout, nf4, no_sequence, no_worker_gradient, not_whole, part,
+    Accumulated, AdamW, Adapted, BatchLoss, Capacity, Engine, EngineError, Keeps, Layout, Measure,
+    MicroBatch, ModelConfig, Pass, Place, Reduced, Sequence, Step, Strategy, Unit, UnitState, Walk,
+    Weigh, cache_len, initial, layout, nf4, no_sequence, no_worker_gradient, not_whole, part,
     trains,
 };
 
@@ -694,15 +694,15 @@ impl Engine for CudaEngine {
         }
     }
 
-    fn accumulate_weighed(
+    fn accumulate_loss(
         &mut self,
         micro_batch: MicroBatch<'_>,
-        weighing: Option<(u64, Weigh<'_>)>,
+        loss: BatchLoss<'_>,
         measure: Measure,
         last: bool,
     ) -> Result<Accumulated, EngineError> {
         trains(self.options.forward_only)?;
-        let (count, weigh) = counted(micro_batch, weighing);
+        let (count, weigh) = loss.counted(micro_batch);
         let scatters = self.state.at.trained.scatters();
         let keeps = Keeps {
             in_fixed_point: false,

@@ -258,13 +258,26 @@ pub fn weighed_losses_have_the_gradients_of_their_rows(new: New) {
             };
             let weigh: Weigh = Box::new(weigh);
             let got = engine
-                .accumulate_weighed(batch.micro_batch(), Some((3, weigh)), NOTHING, true)
+                .accumulate_loss(
+                    batch.micro_batch(),
+                    BatchLoss::Weighed(3, weigh),
+                    NOTHING,
+                    true,
+                )
                 .unwrap();
             assert!((got.loss - plain_loss).abs() < 1e-9 * plain_loss);
             take_gradient(engine)
         };
         // The same kernels and the same order.
         assert_eq!(weighed(engine, [1.0; 3]), plain);
+        let of_samples = BatchLoss::OfSamples(3);
+        let got = engine.accumulate_loss(batch.micro_batch(), of_samples, NOTHING, true);
+        let got = got.unwrap();
+        assert_eq!(
+            (got.loss, take_gradient(engine)),
+            (plain_loss, plain.clone())
+        );
+        assert_eq!(got.targets, batch.micro_batch().target_tokens());
         let weights = [0.5, -2.0, 0.0];
         let mut sum: Vec<Vec<f32>> = plain.iter().map(|unit| vec![0.0; unit.len()]).collect();
         for (row, weight) in weights.into_iter().enumerate() {

@@ -5,7 +5,8 @@ pub mod contract;
 pub mod reference;
 
 use super::{
-    Activation, AdamW, Engine, IGNORE, Kind, Measure, MicroBatch, ModelConfig, NormKind, Weigh,
+    Activation, AdamW, BatchLoss, Engine, IGNORE, Kind, Measure, MicroBatch, ModelConfig, NormKind,
+    Weigh,
 };
 
 /// A tiny model with grouped queries.

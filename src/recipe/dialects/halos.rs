@@ -121,8 +121,12 @@ const DATA_SETS: &[DataSet] = &[
 
 /// Those of the legacy tree, which knows no files.
 const LEGACY_DATA_SETS: &[DataSet] = &[
-    // It draws the pairs of all prompts with one sequence of random numbers.
-    ("shp", "stanfordnlp/SHP", ["train", "test"], "unknown"),
+    (
+        "shp",
+        "stanfordnlp/SHP",
+        ["train", "test"],
+        "seeded-scored-messages",
+    ),
     (
         "hh",
         "Anthropic/hh-rlhf",
@@ -247,12 +251,11 @@ impl Reader for Halos {
             };
             tree_effects::find((config, Kind::Halos, more), objective, typed, reading);
             reading.untrained.extend(wrong_adapters);
-            if objective.is_likelihood() {
-                let prompt = values.int("model.max_prompt_length", reading);
-                tree.plain_if("data.max_prompt_length", prompt);
-            } else {
-                preferences::translate(&values, version, &mut tree, reading);
-            }
+            let translate = match objective.is_likelihood() {
+                true => preferences::translate_supervised,
+                false => preferences::translate,
+            };
+            translate(&values, version, &mut tree, reading);
             preferences::find(&values, version, objective, reading);
             // Weights in upstream's own format.
             let loaded = values

@@ -199,7 +199,7 @@ pub(crate) fn sources(
                 source.text("split", &name.with(splits[part].to_owned()));
                 // Upstream leaves out pairs only where it trains.
                 let conversion = match (*conversion, part) {
-                    ("scored-messages", 1) => "all-scored-messages",
+                    ("scored-messages" | "seeded-scored-messages", 1) => "all-scored-messages",
                     (conversion, _) => conversion,
                 };
                 source.default("conversion", conversion);

@@ -81,7 +81,12 @@ impl Spec {
             label_smoothing,
             ..
         } = self.likelihood;
-        self.objective.is_likelihood() && loss == LikelihoodLoss::Nll && label_smoothing == 0.0
+        self.is_mean_over_tokens() && loss == LikelihoodLoss::Nll && label_smoothing == 0.0
+    }
+
+    /// Whether the loss is a mean over target tokens, above whose value for uniform guessing training has diverged.
+    pub fn is_mean_over_tokens(&self) -> bool {
+        self.objective.is_likelihood() && self.likelihood.mean == LikelihoodMean::Tokens
     }
 }
 
@@ -122,7 +127,7 @@ impl fmt::Display for Objective {
 }
 
 impl Objective {
-    /// Whether the loss is a mean over target tokens, above whose value for uniform guessing training has diverged.
+    /// Whether the loss is that of target tokens.
     pub fn is_likelihood(self) -> bool {
         matches!(self, Objective::LanguageModelling | Objective::Sft)
     }
@@ -150,6 +155,8 @@ impl Objective {
 pub struct Likelihood {
     /// What each token adds to the loss.
     pub loss: LikelihoodLoss,
+    /// What the loss of a step or an evaluation is a mean over.
+    pub mean: LikelihoodMean,
     /// Share of each target that is spread evenly over the vocabulary, below 1; with nll only.
     pub label_smoothing: f64,
     /// α of NEFTune: uniform noise on the embeddings in training, of at most α / √(tokens · width); 0: none.
@@ -163,6 +170,8 @@ impl Likelihood {
         let is_smoothed = self.label_smoothing != 0.0;
         let mut keys = Vec::new();
         keys.extend((!has_it && !is_nll).then_some("likelihood.loss"));
+        let is_of_tokens = self.mean == LikelihoodMean::Tokens;
+        keys.extend((!has_it && !is_of_tokens).then_some("likelihood.mean"));
         keys.extend((is_smoothed && !(has_it && is_nll)).then_some("likelihood.label_smoothing"));
         keys.extend((!has_it && self.neftune_alpha != 0.0).then_some("likelihood.neftune_alpha"));
         keys
@@ -178,6 +187,27 @@ pub enum LikelihoodLoss {
     Nll,
     /// −p ln p, in which the factor p has no gradient (dynamic fine-tuning, arXiv 2508.05629).
     Dft,
+}
+
+/// What a loss of tokens is a mean over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum LikelihoodMean {
+    /// The target tokens of the global batch.
+    #[default]
+    Tokens,
+    /// The samples of the global batch, of which each adds the sum over its tokens (HALOs up to 2024-09).
+    Samples,
+}
+
+impl LikelihoodMean {
+    /// What a sum over these target tokens and samples is divided by.
+    pub fn count(self, tokens: u64, samples: u64) -> u64 {
+        match self {
+            LikelihoodMean::Tokens => tokens,
+            LikelihoodMean::Samples => samples,
+        }
+    }
 }
 
 /// The loss over preferences.
@@ -768,7 +798,7 @@ pub struct Data {
     /// A sample of a file has one token more than `sequence_length`, so that every input has a target. Upstream's samples
     /// do not.
     pub extra_token: bool,
-    /// How prompts and completions of preferences become rows.
+    /// How prompts and completions of preferences become rows, and with `tokens: decoded` also those of other losses.
     pub rows: Rows,
     /// The texts around turns, in place of a chat template, with `rows.tokens: decoded`.
     pub marks: Marks,
@@ -981,6 +1011,9 @@ pub enum Conversion {
     /// Answers with scores, as messages, of which one has at least twice the other's, and five pairs of a prompt (HALOs'
     /// `shp`).
     ScoredMessages,
+    /// The same, with the pairs of all prompts drawn with one sequence of random numbers, of the recipe's `seed` (`shp` of HALOs
+    /// up to 2024-09).
+    SeededScoredMessages,
     /// The same with every pair (the test split of HALOs' `shp`).
     AllScoredMessages,
     /// Messages of trees, each with the next better one of its siblings, in English (HALOs' `oasst`).

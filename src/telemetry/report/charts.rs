@@ -101,6 +101,7 @@ fn loss(input: &ReportInput) -> Chart {
             _ if input.is_external() => "As the trainer reports it.",
             LossOf::CrossEntropy => "Mean cross-entropy per target token, in nats.",
             LossOf::Tokens => "Mean over the target tokens of a batch.",
+            LossOf::Samples => "Mean over the samples of a batch, of which each adds the sum over its target tokens.",
             LossOf::Preferences => "Mean over the samples of a batch.",
         }
         .to_owned(),

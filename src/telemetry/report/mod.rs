@@ -25,6 +25,8 @@ pub enum LossOf {
     CrossEntropy,
     /// Another loss of target tokens, which has no perplexity.
     Tokens,
+    /// Sums over the target tokens of samples, which have no perplexity.
+    Samples,
     /// A loss over preferences, of samples.
     Preferences,
 }

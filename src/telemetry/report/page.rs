@@ -35,7 +35,7 @@ pub fn render(input: &ReportInput) -> Result<String, minijinja::Error> {
         "Loss",
         match input.loss_of {
             LossOf::Preferences => "Rewards",
-            LossOf::CrossEntropy | LossOf::Tokens => "Perplexity",
+            LossOf::CrossEntropy | LossOf::Tokens | LossOf::Samples => "Perplexity",
         },
         "Target tokens",
     ];
@@ -91,7 +91,7 @@ fn figures(input: &ReportInput) -> Vec<(&'static str, String, String)> {
         None => match input.loss_of {
             LossOf::CrossEntropy => format!("perplexity {}", count(loss.exp())),
             LossOf::Tokens => "a mean over target tokens".to_owned(),
-            LossOf::Preferences => "a mean over samples".to_owned(),
+            LossOf::Samples | LossOf::Preferences => "a mean over samples".to_owned(),
         },
     };
     let samples_note = match input.budget {

@@ -357,3 +357,173 @@ fn rows_of_decoded_texts_are_cut_as_upstream_cuts_them() {
     other.data.rows = case.data.rows;
     insta::assert_snapshot!(other.refusal());
 }
+
+/// Its supervised rows are made in the same way.
+#[test]
+fn supervised_rows_are_decoded_too() {
+    use crate::recipe::schema::spec::{Marks, RowTokens, Rows};
+    let message = |role: &str, content: &str| json!({"role": role, "content": content});
+    let row = json!({
+        "prompt": [message("user", "Sky? ")],
+        "completion": [message("assistant", "  blue")],
+    });
+    let texts = json!({"prompt": "Sky?", "completion": "  blue"});
+    let mut case = pairs(&format!("{row}\n{texts}"));
+    case.objective = Objective::Sft;
+    case.data.extra_token = false;
+    case.data.marks = Marks {
+        user: "<u>".to_owned(),
+        user_end: " ;".to_owned(),
+        assistant: "<a>".to_owned(),
+        assistant_end: ".".to_owned(),
+    };
+    case.data.rows = Rows {
+        tokens: RowTokens::Decoded,
+        max_prompt_length: Some(6),
+        ..Rows::default()
+    };
+    case.data.sequence_length = 64;
+    assert_eq!(rows(&case), ["^<u>Sky? ;<a>| blue. $", "^Sky?|  blue $"]);
+    case.data.sequence_length = 18;
+    assert_eq!(rows(&case), ["^? ;<a>| blue. $", "^Sky?|  blue $"]);
+    assert_eq!(case.prepare().unwrap().manifest.skipped.truncated, 1);
+
+    let refused = |content: &str, change: &dyn Fn(&mut Case)| {
+        let mut case = pairs(content);
+        case.objective = Objective::Sft;
+        case.data.rows.tokens = RowTokens::Decoded;
+        change(&mut case);
+        case.refusal()
+    };
+    let talk = json!({"messages": [message("user", "Sky?"), message("assistant", "blue")]});
+    insta::assert_snapshot!(
+        [
+            refused(&talk.to_string(), &|_| {}),
+            refused(&texts.to_string(), &|case| case.data.packing = true),
+            refused(&texts.to_string(), &|case| case.data.answers_only =
+                Some(false)),
+        ]
+        .join("\n")
+    );
+}
+
+/// Mismatched rows are made of texts that were decoded before: a second space is before their end token. The expected rows are
+/// those of `UnpairedPreferenceDataLoader` of HALOs 61b9ee6, with a tokenizer of bytes that puts a start token before texts,
+/// up to the tokens beyond `max_length`.
+#[test]
+fn mismatched_rows_of_decoded_texts_have_a_space_more() {
+    use std::sync::Arc;
+
+    use crate::data::Tokenizer;
+    use crate::engine::IGNORE;
+    use crate::recipe::schema::spec::{RowTokens, Rows, Side};
+    let row = |prompt: &str, completion: &str, label: bool| {
+        let row = json!({"prompt": prompt, "completion": completion, "label": label});
+        format!("{row}\n")
+    };
+    let mut case = pairs(
+        &[
+            row("abcdefghijkl", "uvw", true),
+            row("Q?", " 0123456789", false),
+            row("", "", false),
+        ]
+        .concat(),
+    );
+    case.objective = Objective::Kto;
+    case.data.extra_token = false;
+    case.data.rows = Rows {
+        tokens: RowTokens::Decoded,
+        max_prompt_length: Some(6),
+        ..Rows::default()
+    };
+    let mismatched = |case: &Case, pairs: &[[u64; 2]]| {
+        case.prepare().unwrap();
+        let mut data = case.open(Part::Train).unwrap();
+        let early = data.collate_mismatched(pairs.iter().copied()).unwrap_err();
+        assert!(early.to_string().contains("need the tokenizer"), "{early}");
+        data.set_tokenizer(Arc::new(Tokenizer::byte())).unwrap();
+        let collated = data.collate_mismatched(pairs.iter().copied()).unwrap();
+        let shown = (0..collated.batch).map(|row| {
+            let (tokens, targets) = collated.row(row);
+            let last = targets.last().filter(|&&target| target != IGNORE);
+            let ids = tokens.iter().chain(last).copied().collect();
+            let prompt = targets.iter().take_while(|&&target| target == IGNORE);
+            let prompt = prompt.count() + 1;
+            let row = text(&Sample {
+                tokens: ids,
+                ..Sample::default()
+            });
+            let at = row
+                .char_indices()
+                .nth(prompt)
+                .map_or(row.len(), |(at, _)| at);
+            format!("{}|{}", &row[..at], &row[at..])
+        });
+        shown.collect::<Vec<_>>()
+    };
+    case.data.sequence_length = 64;
+    assert_eq!(
+        rows(&case),
+        [
+            "^abcdefghijkl|uvw $ true",
+            "^Q?| 0123456789 $ false",
+            "^| $ false"
+        ]
+    );
+    let pairs = [[0, 1], [1, 2], [2, 0]];
+    assert_eq!(
+        mismatched(&case, &pairs),
+        ["^abcdefghijkl| 0123456789  $", "^Q?|  $", "^|uvw  $"]
+    );
+    // The prompt of the first is cut in its own row, and again in the mismatched one, whose start token counts.
+    case.data.sequence_length = 14;
+    assert_eq!(
+        rows(&case),
+        ["^ghijkl|uvw $ true", "^Q?| 0123456789 false", "^| $ false"]
+    );
+    assert_eq!(
+        mismatched(&case, &pairs),
+        ["^ghijkl| 012345", "^Q?|  $", "^|uvw  $"]
+    );
+    case.data.rows.prompt_keeps = Side::Start;
+    assert_eq!(mismatched(&case, &pairs)[0], "^abcde| 0123456");
+}
+
+/// The expected pairs are those of `get_shp` of HALOs 61b9ee6 after `random.seed(1)`. Two prompts differ in their spaces only.
+#[test]
+fn pairs_of_all_prompts_are_drawn_with_one_sequence_of_random_numbers() {
+    use crate::recipe::schema::spec::{RowTokens, Rows};
+    let prompts = ["a b", "a  b", "a b", "c", "a b", "a b", "a  b", "a b", "d"];
+    let row = |i: usize| {
+        let score = if i % 11 == 4 { 3 } else { 2 + 7 * (i % 2) };
+        let row = json!({
+            "history": prompts[i % 9], "human_ref_A": format!("{i}+"), "human_ref_B": format!("{i}-"),
+            "score_A": score, "score_B": 4, "labels": i % 2,
+        });
+        format!("{row}\n")
+    };
+    let mut case = pairs(&(0..24).map(row).collect::<String>());
+    case.data.train[0].conversion = Some(Conversion::SeededScoredMessages);
+    case.data.rows = Rows {
+        tokens: RowTokens::Decoded,
+        ..Rows::default()
+    };
+    let drawn = |case: &Case| {
+        let rows = rows(case);
+        let chosen = rows.iter().step_by(2).map(|row| {
+            let (prompt, completion) = row.split_once('|').unwrap();
+            assert!(["^a b", "^c", "^d"].contains(&prompt), "{row}");
+            completion.strip_suffix(" $").unwrap().to_owned()
+        });
+        chosen.collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!(
+        drawn(&case),
+        "1+ 2- 3+ 5+ 6- 8- 9+ 10- 12- 17+ 18- 19+ 20- 21+"
+    );
+    case.objective = Objective::Sft;
+    assert_eq!(
+        rows(&case),
+        ["^a b|0+ $", "^a b|1+ $", "^c|3+ $", "^d|8+ $"]
+    );
+}

@@ -264,10 +264,10 @@ fn a_gradient_that_is_not_finite_makes_the_norm_infinite_on_every_rank() {
             let mut norm_of = |weight: f32| {
                 let tokens = batch.tokens.len();
                 let weigh: Weigh<'_> = Box::new(move |_| vec![weight; tokens]);
-                let weighing = Some((1, weigh));
+                let loss = BatchLoss::Weighed(1, weigh);
                 let micro_batch = batch.micro_batch();
                 engine
-                    .accumulate_weighed(micro_batch, weighing, NOTHING, true)
+                    .accumulate_loss(micro_batch, loss, NOTHING, true)
                     .unwrap();
                 let norm = engine.reduce(NOTHING).unwrap().squared_norm;
                 engine.discard();

@@ -1,4 +1,4 @@
-//! The losses over preferences of HALOs, and how it makes rows.
+//! The losses of HALOs, and how it makes rows.
 //!
 //! Source: HALOs 4831988, `train/trainers.py` (`DPOTrainer` to `KTOTrainer`), `train/dataloader.py`
 //! (`tokenize_batch_element`, `UnpairedPreferenceDataLoader`), `train/data.py` (`get_feedback`); 61b9ee6, `trainers.py`,
@@ -21,9 +21,11 @@ const TRAINERS: &[&str] = &[
     "KTOTrainer",
 ];
 
-/// Those of the legacy tree. Its KTO makes mismatched rows of texts, with one space more than the rows that they are made of,
-/// and its SFT takes a mean of sums over completions.
-const LEGACY_TRAINERS: &[&str] = &["DPOTrainer", "CDPOTrainer", "ORPOTrainer"];
+/// Those of the legacy tree, of losses over preferences.
+const LEGACY_TRAINERS: &[&str] = &["DPOTrainer", "CDPOTrainer", "ORPOTrainer", "KTOTrainer"];
+
+/// The trainer and the data loader of the legacy tree for supervised fine-tuning.
+const LEGACY_SFT: (&[&str], &[&str]) = (&["SFTTrainer"], &["SFTDataLoader"]);
 
 /// Data loaders that the built-in trainer has.
 const LOADERS: &[&str] = &["PairedPreferenceDataLoader", "UnpairedPreferenceDataLoader"];
@@ -67,22 +69,46 @@ pub(super) fn translate(
         _ => {}
     }
     if version == Version::Legacy {
-        tree.default("data.rows.tokens", "decoded");
-        for (mark, key) in [
-            ("user", "human_prefix"),
-            ("user_end", "human_suffix"),
-            ("assistant", "assistant_prefix"),
-            ("assistant_end", "assistant_suffix"),
-        ] {
-            let given = values.text(key, reading);
-            tree.text_if(&format!("data.marks.{mark}"), given);
-        }
-        let names = values.texts("datasets", reading);
-        if names.iter().all(|name| keeps_start(&name.value)) {
-            tree.default("data.rows.prompt_keeps", "start");
-        }
+        decoded_rows(values, tree, reading);
     } else {
         tree.default("data.rows.cut", "turns");
+        let prompt = values.int("model.max_prompt_length", reading);
+        tree.plain_if("data.rows.max_prompt_length", prompt);
+    }
+}
+
+/// Translates the loss of supervised fine-tuning and its rules for rows.
+pub(super) fn translate_supervised(
+    values: &Values<'_>,
+    version: Version,
+    tree: &mut Tree,
+    reading: &mut Reading,
+) {
+    if version == Version::Legacy {
+        // `SFTTrainer` adds the log-probabilities of an answer up.
+        tree.default("likelihood.mean", "samples");
+        decoded_rows(values, tree, reading);
+    } else {
+        let prompt = values.int("model.max_prompt_length", reading);
+        tree.plain_if("data.max_prompt_length", prompt);
+    }
+}
+
+/// The rules for rows of the legacy tree.
+fn decoded_rows(values: &Values<'_>, tree: &mut Tree, reading: &mut Reading) {
+    tree.default("data.rows.tokens", "decoded");
+    for (mark, key) in [
+        ("user", "human_prefix"),
+        ("user_end", "human_suffix"),
+        ("assistant", "assistant_prefix"),
+        ("assistant_end", "assistant_suffix"),
+    ] {
+        let given = values.text(key, reading);
+        tree.text_if(&format!("data.marks.{mark}"), given);
+    }
+    let names = values.texts("datasets", reading);
+    if names.iter().all(|name| keeps_start(&name.value)) {
+        tree.default("data.rows.prompt_keeps", "start");
     }
     let prompt = values.int("model.max_prompt_length", reading);
     tree.plain_if("data.rows.max_prompt_length", prompt);
@@ -100,7 +126,12 @@ pub(super) fn find(
     reading: &mut Reading,
 ) {
     let is_legacy = version == Version::Legacy;
-    let trainers = if is_legacy { LEGACY_TRAINERS } else { TRAINERS };
+    let is_supervised = objective.is_likelihood();
+    let (trainers, loaders, instead) = match (is_legacy, is_supervised) {
+        (false, _) => (TRAINERS, LOADERS, "loss=dpo"),
+        (true, false) => (LEGACY_TRAINERS, LOADERS, "loss=dpo"),
+        (true, true) => (LEGACY_SFT.0, LEGACY_SFT.1, "loss=sft"),
+    };
     let mut refuse = |key: &str, node: &Node, instead: Option<&str>| {
         reading.untrained.push(Untrained {
             key: key.to_owned(),
@@ -109,14 +140,14 @@ pub(super) fn find(
             reason: UntrainedReason::Unsupported(instead.map(str::to_owned)),
         });
     };
-    for (key, trained) in [("loss.trainer", trainers), ("loss.dataloader", LOADERS)] {
+    for (key, trained) in [("loss.trainer", trainers), ("loss.dataloader", loaders)] {
         let Some(node) = values.node(key) else {
             continue;
         };
-        // Supervised fine-tuning has its own loader.
-        let is_asked = !objective.is_likelihood() || (is_legacy && key == "loss.trainer");
+        // Later trees refuse what differs in supervised fine-tuning by other keys.
+        let is_asked = is_legacy || !is_supervised;
         if is_asked && !trained.contains(&node.text().unwrap_or_default()) {
-            refuse(key, node, Some("loss=dpo"));
+            refuse(key, node, Some(instead));
         }
     }
     let names = values.texts("datasets", &mut Reading::default());

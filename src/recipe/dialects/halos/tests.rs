@@ -417,17 +417,35 @@ fn legacy_losses_over_preferences_have_the_marks_of_the_tree() {
             "name: dpo, beta: 0.1, trainer: DPOTrainer",
             &["datasets=[hh,ultrabin]"],
         ),
-        ("name: kto, beta: 0.1, trainer: KTOTrainer", &[]),
+        (
+            "name: kto, beta: 0.1, trainer: KTOTrainer",
+            &["loss.dataloader=UnpairedPreferenceDataLoader"],
+        ),
+        ("name: kto-zero, beta: 0.1, trainer: KTOZeroTrainer", &[]),
         ("name: sft, trainer: SFTTrainer", &[]),
+        (
+            "name: sft, trainer: SFTTrainer",
+            &["loss.dataloader=SFTDataLoader", "datasets=[ultrabin]"],
+        ),
+        (
+            "name: dpo, beta: 0.1, trainer: DPOTrainer",
+            &["datasets=[shp,ultrabin]"],
+        ),
+        (
+            "name: csft, trainer: SFTTrainer",
+            &["loss.dataloader=ConditionalSFTDataLoader"],
+        ),
+        ("name: slic, beta: 0.1, trainer: SLiCTrainer", &[]),
     ] {
         let recipe = of_legacy(&format!("{loss}, {PAIRED}"), more);
         let (spec, source) = (&recipe.spec, &recipe.spec.data.train[0]);
         let untrained = recipe.untrained.iter();
         let untrained = untrained.map(|it| format!("{}: {:?}", it.key, it.reason));
         shown.push(format!(
-            "{loss} {}\n  {:?}\n  {:?} {:?}\n  {:?} {:?} decay {}\n  {:?}",
+            "{loss} {}\n  {:?} {:?}\n  {:?} {:?}\n  {:?} {:?} decay {}\n  {:?}",
             more.join(" "),
             spec.preference,
+            spec.likelihood.mean,
             spec.data.rows,
             spec.data.marks,
             source.path,
