@@ -147,8 +147,11 @@ fn find(source: &str) -> Found {
                 begins = true;
             }
             ')' if top == Some(Within::Parentheses) => {
-                within.pop();
-                begins = true;
+                // The word goes on after a substitution, also of a process, and after the values of an array.
+                let ends_group = |(_, start)| {
+                    source[start..].starts_with('(') && !source[..start].ends_with(['<', '>', '='])
+                };
+                begins = within.pop().is_some_and(ends_group);
             }
             '#' if of_commands && begun => {
                 // A backquote ends a comment.

@@ -564,6 +564,20 @@ fn a_hash_after_a_continued_substitution_begins_no_comment() {
     }
 }
 
+/// The result is that of bash 5.2.
+#[test]
+fn a_hash_after_a_substitution_is_a_part_of_its_word() {
+    let found = read("B=3\nrun \\ $((B - 1 - 1))#z", FileId(0), Form::Script).unwrap();
+    let run = found.iter().find(|line| line.words[0].text == "run");
+    let words: Vec<&str> = run
+        .unwrap()
+        .words
+        .iter()
+        .map(|it| it.text.as_str())
+        .collect();
+    assert_eq!(words, ["run", " 1#z"]);
+}
+
 #[test]
 fn separators_that_a_script_sets_leave_words_unresolved() {
     for text in [
