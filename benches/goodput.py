@@ -152,7 +152,7 @@ class Evenkeel(Program):
         return [pid for (generation, _), pid in sorted(places.items()) if generation == newest]
 
     def all_ranks(self):
-        return pids("-f", f"evenkeel rank --run {self.run} ")
+        return pids("-f", f" rank --run {self.run} ")
 
 
 class Torchrun(Program):

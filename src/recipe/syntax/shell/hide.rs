@@ -147,7 +147,7 @@ fn find(source: &str) -> Found {
                 begins = true;
             }
             ')' if top == Some(Within::Parentheses) => {
-                // The word goes on after a substitution, also of a process, and after the values of an array.
+                // A substitution, also of a process, and the values of an array are parts of a word.
                 let ends_group = |(_, start)| {
                     source[start..].starts_with('(') && !source[..start].ends_with(['<', '>', '='])
                 };
