@@ -12,20 +12,21 @@
 //! costs two system calls. A file that is truncated during training is an error of one sample instead of a
 //! SIGBUS that kills the process.
 
-use std::fmt;
 use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use serde_json::Value;
 
+use super::decoded::Decoding;
 use super::error::DataError;
 use super::kind::Kind;
 use super::manifest::{FileRecord, Manifest, PartRecord};
-use super::record::Fault;
 use super::request::Stopped;
 use super::synthetic::Language;
+use super::tokenizer::Tokenizer;
 use crate::engine::{IGNORE, MicroBatch};
 use crate::recipe::schema::spec::Rows;
 use crate::samples::Digest;
@@ -134,21 +135,21 @@ impl Collated {
 pub struct Dataset {
     sequence_length: usize,
     /// Most tokens of a row.
-    pub(super) row_limit: usize,
+    row_limit: usize,
     kind: Kind,
     /// Counts of this part.
     pub(super) record: PartRecord,
     source: Source,
-    /// How rows were decoded, if mismatched ones need it, and the checksum of the tokenizer.
-    pub(super) decoded: Option<(Rows, Value)>,
-    pub(super) mismatching: Option<Box<dyn Mismatch>>,
+    decoded: Option<DecodedRows>,
 }
 
-/// Makes the mismatched rows of a data set whose rows are decoded.
-pub(super) trait Mismatch: fmt::Debug + Send + Sync {
-    /// The prompt of one sample with the completion of another. Each is what follows the label of its sample: the tokens of
-    /// its prompt, and with loss those of its completion.
-    fn row(&self, prompt: &Sample, completion: &Sample) -> Result<Sample, Fault>;
+/// How rows were decoded, where mismatched ones need it.
+#[derive(Debug)]
+struct DecodedRows {
+    rules: Rows,
+    /// Of the data's tokenizer.
+    checksum: Value,
+    tokenizer: Option<Arc<Tokenizer>>,
 }
 
 #[derive(Debug)]
@@ -188,17 +189,38 @@ impl Dataset {
             kind: manifest.kind,
             record,
             source,
-            decoded: manifest.decoded_rows().map(|rows| {
-                let checksum = manifest.identity["tokenizer"][0].clone();
-                (rows, checksum)
-            }),
-            mismatching: None,
+            decoded: manifest
+                .decoded_rows()
+                .map(|(rules, checksum)| DecodedRows {
+                    rules,
+                    checksum,
+                    tokenizer: None,
+                }),
         })
     }
 
     /// Whether [`Dataset::collate_mismatched`] needs the tokenizer of the data ([`Dataset::set_tokenizer`]).
     pub fn needs_tokenizer(&self) -> bool {
         self.decoded.is_some()
+    }
+
+    /// Gives it the tokenizer of the data, where it needs one.
+    ///
+    /// # Errors
+    /// It is another tokenizer.
+    pub fn set_tokenizer(&mut self, tokenizer: Arc<Tokenizer>) -> Result<(), DataError> {
+        let Some(decoded) = &mut self.decoded else {
+            return Ok(());
+        };
+        if decoded.checksum != tokenizer.checksum {
+            return Err(DataError::record(
+                &tokenizer.name,
+                "it is another tokenizer than that of the prepared data",
+                "restore its files, or begin a new run",
+            ));
+        }
+        decoded.tokenizer = Some(tokenizer);
+        Ok(())
     }
 
     pub fn len(&self) -> u64 {
@@ -261,8 +283,8 @@ impl Dataset {
     ) -> Result<Collated, DataError> {
         let mut rows = Vec::new();
         for [prompt, completion] in pairs {
-            if self.needs_tokenizer() {
-                rows.push(self.mismatched_text(prompt, completion)?);
+            if let Some(decoded) = &self.decoded {
+                rows.push(self.mismatched_text(decoded, prompt, completion)?);
                 continue;
             }
             let mut row = self.row(prompt)?;
@@ -280,19 +302,34 @@ impl Dataset {
         Ok(self.padded(rows, count, Vec::new()))
     }
 
-    /// The same for a pair of samples whose rows are decoded.
-    fn mismatched_text(&self, prompt: u64, completion: u64) -> Result<Sample, DataError> {
+    /// The same for a pair of samples whose rows are decoded. The completion was decoded before, so that it has a second space
+    /// before its end token.
+    fn mismatched_text(
+        &self,
+        decoded: &DecodedRows,
+        prompt: u64,
+        completion: u64,
+    ) -> Result<Sample, DataError> {
         let place = format!("sample {prompt} with the completion of {completion}");
-        let Some(mismatching) = &self.mismatching else {
+        let Some(tokenizer) = &decoded.tokenizer else {
             return Err(DataError::record(
                 &place,
                 "its mismatched rows need the tokenizer of the data",
                 "launch again",
             ));
         };
-        let (prompt, completion) = (self.sample(prompt)?, self.sample(completion)?);
-        let row = mismatching.row(&parts(prompt), &parts(completion));
-        row.map_err(|fault| DataError::record(&place, fault.problem, fault.help))
+        let (prompt, completion) = (parts(self.sample(prompt)?), parts(self.sample(completion)?));
+        let row = Decoding::new(tokenizer, decoded.rules, self.row_limit as u64).and_then(|it| {
+            let prompt = &prompt.tokens[..prompt.first_target()];
+            let completion = &completion.tokens[completion.first_target()..];
+            it.row(prompt, completion)
+        });
+        let row = row.map_err(|fault| DataError::record(&place, fault.problem, fault.help))?;
+        Ok(Sample {
+            tokens: row.tokens.iter().map(|token| token.id).collect(),
+            loss_mask: row.tokens.iter().map(|token| token.target).collect(),
+            ..Sample::default()
+        })
     }
 
     /// The first row of a sample.

@@ -5,12 +5,8 @@
 //! Deviation: a row that then has more than the limit is cut at its end, so that a completion that was cut lacks the end
 //! token.
 
-use std::sync::Arc;
-
-use super::dataset::{Dataset, Mismatch, Sample};
-use super::error::DataError;
-use super::pack::Token;
 use super::record::Fault;
+use super::token::Token;
 use super::tokenizer::Tokenizer;
 use crate::recipe::schema::spec::{Rows, Side};
 
@@ -62,17 +58,17 @@ impl<'a> Decoding<'a> {
     }
 
     /// The ids of a prompt, which has the start token.
-    pub fn of_prompt(&self, text: &str) -> Result<Vec<u32>, tokenizers::Error> {
+    pub fn of_prompt(&self, text: &str) -> Result<Vec<u32>, Fault> {
         Ok(self.without_end(self.started(text)?))
     }
 
     /// The ids of a completion.
-    pub fn of_completion(&self, text: &str) -> Result<Vec<u32>, tokenizers::Error> {
-        Ok(self.without_end(self.tokenizer.encode(text)?))
+    pub fn of_completion(&self, text: &str) -> Result<Vec<u32>, Fault> {
+        Ok(self.without_end(self.encode(text)?))
     }
 
     /// The row of a prompt and a completion.
-    pub fn row(&self, prompt: &[u32], completion: &[u32]) -> Result<Decoded, tokenizers::Error> {
+    pub fn row(&self, prompt: &[u32], completion: &[u32]) -> Result<Decoded, Fault> {
         let is_long = prompt.len() + completion.len() > self.most;
         let prompt = match self.keeps {
             _ if !is_long || prompt.len() <= self.most_of_prompt => prompt,
@@ -103,7 +99,7 @@ impl<'a> Decoding<'a> {
     }
 
     /// The tokens of a row's prompt and of its completion, each by itself, of which mismatched rows are made.
-    pub fn parts(&self, row: &Decoded) -> Result<Vec<Token>, tokenizers::Error> {
+    pub fn parts(&self, row: &Decoded) -> Result<Vec<Token>, Fault> {
         let (prompt, completion) = (
             self.of_prompt(&row.prompt)?,
             self.of_completion(&row.completion)?,
@@ -115,62 +111,17 @@ impl<'a> Decoding<'a> {
             .collect())
     }
 
-    fn started(&self, text: &str) -> Result<Vec<u32>, tokenizers::Error> {
-        Ok([self.tokenizer.start.clone(), self.tokenizer.encode(text)?].concat())
+    fn started(&self, text: &str) -> Result<Vec<u32>, Fault> {
+        Ok([self.tokenizer.start.clone(), self.encode(text)?].concat())
+    }
+
+    fn encode(&self, text: &str) -> Result<Vec<u32>, Fault> {
+        self.tokenizer.encode(text).map_err(cannot_encode)
     }
 
     fn without_end(&self, mut ids: Vec<u32>) -> Vec<u32> {
         ids.pop_if(|last| *last == self.end_id);
         ids
-    }
-}
-
-impl Dataset {
-    /// Gives it the tokenizer of the data, where it needs one.
-    ///
-    /// # Errors
-    /// It is another tokenizer.
-    pub fn set_tokenizer(&mut self, tokenizer: Arc<Tokenizer>) -> Result<(), DataError> {
-        let Some((rules, checksum)) = &self.decoded else {
-            return Ok(());
-        };
-        if *checksum != tokenizer.checksum {
-            return Err(DataError::record(
-                &tokenizer.name,
-                "it is another tokenizer than that of the prepared data",
-                "restore its files, or begin a new run",
-            ));
-        }
-        self.mismatching = Some(Box::new(Mismatching {
-            rules: *rules,
-            most: self.row_limit as u64,
-            tokenizer,
-        }));
-        Ok(())
-    }
-}
-
-/// The rules for the mismatched rows of a data set.
-#[derive(Debug)]
-struct Mismatching {
-    rules: Rows,
-    /// Most tokens of a row.
-    most: u64,
-    tokenizer: Arc<Tokenizer>,
-}
-
-impl Mismatch for Mismatching {
-    /// The completion was decoded before, so that it has a second space before its end token.
-    fn row(&self, prompt: &Sample, completion: &Sample) -> Result<Sample, Fault> {
-        let decoding = Decoding::new(&self.tokenizer, self.rules, self.most)?;
-        let prompt = &prompt.tokens[..prompt.first_target()];
-        let completion = &completion.tokens[completion.first_target()..];
-        let row = decoding.row(prompt, completion).map_err(cannot_encode)?;
-        Ok(Sample {
-            tokens: row.tokens.iter().map(|token| token.id).collect(),
-            loss_mask: row.tokens.iter().map(|token| token.target).collect(),
-            starts: Vec::new(),
-        })
     }
 }
 

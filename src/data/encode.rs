@@ -10,12 +10,12 @@ use super::conversion::single_spaced;
 use super::decoded::{Decoding, cannot_encode};
 use super::error::DataError;
 use super::kind::Kind;
-use super::pack::Token;
 use super::preference::{self, Preference};
 use super::read::{Content, Document, Reading};
 use super::record::{Fault, Record, Turns, check_messages, turns};
 use super::request::PrepareRequest;
 use super::sources::Source;
+use super::token::Token;
 use super::tokenizer::Tokenizer;
 use crate::recipe::schema::spec::{Conversion, RowCut, RowTokens};
 
@@ -287,12 +287,12 @@ impl<'a> Encoder<'a> {
         let rules = self.request.data.rows;
         let decoding = Decoding::new(self.tokenizer, rules, self.request.row_limit())?;
         let prompt = self.marked(prompt, true)?;
-        let prompt = decoding.of_prompt(&prompt).map_err(cannot_encode)?;
+        let prompt = decoding.of_prompt(&prompt)?;
         let (mut tokens, mut is_cut) = (Vec::new(), false);
         for completion in completions {
             let completion = self.marked(completion, false)?;
-            let completion = decoding.of_completion(&completion).map_err(cannot_encode)?;
-            let row = decoding.row(&prompt, &completion).map_err(cannot_encode)?;
+            let completion = decoding.of_completion(&completion)?;
+            let row = decoding.row(&prompt, &completion)?;
             if !row.has_targets {
                 return Ok(Outcome::WithoutTargets);
             }
@@ -300,7 +300,7 @@ impl<'a> Encoder<'a> {
             tokens.extend(&row.tokens);
             if let Some(label) = label {
                 tokens.push(mark_of(label));
-                tokens.extend(decoding.parts(&row).map_err(cannot_encode)?);
+                tokens.extend(decoding.parts(&row)?);
             }
         }
         Ok(Outcome::Rows { tokens, is_cut })

@@ -169,11 +169,12 @@ impl Manifest {
         self.sequence_length + u64::from(has_extra)
     }
 
-    /// How mismatched rows are made, if texts are needed for them.
-    pub(super) fn decoded_rows(&self) -> Option<Rows> {
+    /// How mismatched rows are made, if texts are needed for them, and the checksum of the tokenizer.
+    pub(super) fn decoded_rows(&self) -> Option<(Rows, serde_json::Value)> {
         let rows = self.identity.get("rows")?;
         let rows: Rows = serde_json::from_value(rows.clone()).ok()?;
-        (self.kind == Kind::Labelled && rows.tokens == RowTokens::Decoded).then_some(rows)
+        let needs_texts = self.kind == Kind::Labelled && rows.tokens == RowTokens::Decoded;
+        needs_texts.then(|| (rows, self.identity["tokenizer"][0].clone()))
     }
 
     /// Writes the manifest into a directory.

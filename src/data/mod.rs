@@ -35,6 +35,7 @@ mod repository;
 mod request;
 mod sources;
 mod synthetic;
+mod token;
 mod tokenizer;
 
 pub use dataset::{Collated, Dataset, Sample};

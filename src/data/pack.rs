@@ -16,15 +16,7 @@ use crate::util::durable::FileError;
 use super::dataset::{Entry, INDEX, TOKENS};
 use super::error::DataError;
 use super::manifest::{Checksum, FileRecord, PartRecord, Skipped};
-
-/// A token and whether it carries loss.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Token {
-    /// Id in the vocabulary.
-    pub id: u32,
-    /// Whether a model learns to predict it.
-    pub target: bool,
-}
+use super::token::Token;
 
 /// Bytes of a token id for a vocabulary; the top bit is reserved for the loss mark.
 pub(super) fn token_width(vocabulary_size: u64) -> u64 {

@@ -3,8 +3,8 @@
 use serde_json::{Map, Value};
 
 use super::kind::Kind;
-use super::pack::Token;
 use super::record::{Fault, Turns, choose_columns, turns};
+use super::token::Token;
 use crate::recipe::schema::spec::{RowCut, Rows, Side};
 
 /// A prompt with its completions, as in a row of the data.

@@ -14,8 +14,8 @@ use std::path::{Path, PathBuf};
 
 use super::error::DataError;
 use super::files;
-use super::pack::Token;
 use super::request::PrepareRequest;
+use super::token::Token;
 use crate::util::input;
 
 /// Name of the built-in vocabulary in a recipe.

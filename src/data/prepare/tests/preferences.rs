@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::*;
 use crate::data::Kind;
-use crate::recipe::schema::spec::Conversion;
+use crate::recipe::schema::spec::{Conversion, Marks, RowCut, RowTokens, Rows, Side};
 
 const PAIRS: &str = "\
 {\"prompt\": \"Sky?\", \"chosen\": \" blue\", \"rejected\": \" green\"}
@@ -289,7 +289,6 @@ fn damaged_arrays_are_refused_at_their_line() {
 /// HALOs cuts the content of a turn, so that the template still ends it.
 #[test]
 fn the_turn_that_is_too_long_is_cut() {
-    use crate::recipe::schema::spec::{RowCut, Rows};
     let message = |role: &str, content: &str| serde_json::json!({"role": role, "content": content});
     let row = serde_json::json!({
         "prompt": [message("user", "abcdefgh")],
@@ -315,17 +314,9 @@ fn the_turn_that_is_too_long_is_cut() {
     assert_eq!(rows(&case), ["uabcdefgh.a|0123456789.", "uabcdefgh.a|01."]);
 }
 
-/// HALOs up to 2024-09 cuts prompt and completion and makes a text of them again, with its marks around turns.
-#[test]
-fn rows_of_decoded_texts_are_cut_as_upstream_cuts_them() {
-    use crate::recipe::schema::spec::{Marks, RowTokens, Rows, Side};
-    let message = |role: &str, content: &str| json!({"role": role, "content": content});
-    let row = json!({
-        "prompt": [message("user", "Sky? ")],
-        "chosen": [message("assistant", "  blue")],
-        "rejected": [message("assistant", "no")],
-    });
-    let mut case = pairs(&row.to_string());
+/// These rows, made as HALOs up to 2024-09 makes them, with short marks around turns and prompts of six tokens.
+fn decoded(content: &str) -> Case {
+    let mut case = pairs(content);
     case.data.extra_token = false;
     case.data.marks = Marks {
         user: "<u>".to_owned(),
@@ -338,6 +329,19 @@ fn rows_of_decoded_texts_are_cut_as_upstream_cuts_them() {
         max_prompt_length: Some(6),
         ..Rows::default()
     };
+    case
+}
+
+/// HALOs up to 2024-09 cuts prompt and completion and makes a text of them again, with its marks around turns.
+#[test]
+fn rows_of_decoded_texts_are_cut_as_upstream_cuts_them() {
+    let message = |role: &str, content: &str| json!({"role": role, "content": content});
+    let row = json!({
+        "prompt": [message("user", "Sky? ")],
+        "chosen": [message("assistant", "  blue")],
+        "rejected": [message("assistant", "no")],
+    });
+    let mut case = decoded(&row.to_string());
     case.data.sequence_length = 64;
     assert_eq!(
         rows(&case),
@@ -361,27 +365,14 @@ fn rows_of_decoded_texts_are_cut_as_upstream_cuts_them() {
 /// Its supervised rows are made in the same way.
 #[test]
 fn supervised_rows_are_decoded_too() {
-    use crate::recipe::schema::spec::{Marks, RowTokens, Rows};
     let message = |role: &str, content: &str| json!({"role": role, "content": content});
     let row = json!({
         "prompt": [message("user", "Sky? ")],
         "completion": [message("assistant", "  blue")],
     });
     let texts = json!({"prompt": "Sky?", "completion": "  blue"});
-    let mut case = pairs(&format!("{row}\n{texts}"));
+    let mut case = decoded(&format!("{row}\n{texts}"));
     case.objective = Objective::Sft;
-    case.data.extra_token = false;
-    case.data.marks = Marks {
-        user: "<u>".to_owned(),
-        user_end: " ;".to_owned(),
-        assistant: "<a>".to_owned(),
-        assistant_end: ".".to_owned(),
-    };
-    case.data.rows = Rows {
-        tokens: RowTokens::Decoded,
-        max_prompt_length: Some(6),
-        ..Rows::default()
-    };
     case.data.sequence_length = 64;
     assert_eq!(rows(&case), ["^<u>Sky? ;<a>| blue. $", "^Sky?|  blue $"]);
     case.data.sequence_length = 18;
@@ -416,12 +407,11 @@ fn mismatched_rows_of_decoded_texts_have_a_space_more() {
 
     use crate::data::Tokenizer;
     use crate::engine::IGNORE;
-    use crate::recipe::schema::spec::{RowTokens, Rows, Side};
     let row = |prompt: &str, completion: &str, label: bool| {
         let row = json!({"prompt": prompt, "completion": completion, "label": label});
         format!("{row}\n")
     };
-    let mut case = pairs(
+    let mut case = decoded(
         &[
             row("abcdefghijkl", "uvw", true),
             row("Q?", " 0123456789", false),
@@ -430,12 +420,6 @@ fn mismatched_rows_of_decoded_texts_have_a_space_more() {
         .concat(),
     );
     case.objective = Objective::Kto;
-    case.data.extra_token = false;
-    case.data.rows = Rows {
-        tokens: RowTokens::Decoded,
-        max_prompt_length: Some(6),
-        ..Rows::default()
-    };
     let mismatched = |case: &Case, pairs: &[[u64; 2]]| {
         case.prepare().unwrap();
         let mut data = case.open(Part::Train).unwrap();
@@ -492,7 +476,6 @@ fn mismatched_rows_of_decoded_texts_have_a_space_more() {
 /// The expected pairs are those of `get_shp` of HALOs 61b9ee6 after `random.seed(1)`. Two prompts differ in their spaces only.
 #[test]
 fn pairs_of_all_prompts_are_drawn_with_one_sequence_of_random_numbers() {
-    use crate::recipe::schema::spec::{RowTokens, Rows};
     let prompts = ["a b", "a  b", "a b", "c", "a b", "a b", "a  b", "a b", "d"];
     let row = |i: usize| {
         let score = if i % 11 == 4 { 3 } else { 2 + 7 * (i % 2) };
