@@ -430,13 +430,10 @@ pub fn is_paused(seen: &[RankStatus]) -> bool {
 /// rank has ended, has reported its state, is reported as lost, waits for lost ranks, or hangs.
 pub fn is_settled(seen: &[RankStatus], waited: Duration) -> bool {
     let named = |rank: u64| loss_of(seen, rank).is_some();
-    // The end of its process says which rank is lost. Without one, the connection between two that live is.
+    // The end of a process says which rank is lost. If none ends, a connection of living ranks is.
     let is_explained = seen.iter().any(RankStatus::has_ended) || waited > MEETING;
-    if !is_explained
-        && (0..)
-            .zip(seen)
-            .any(|(rank, s)| s.only_carries() && named(rank))
-    {
+    let is_missing = |(rank, s): (u64, &RankStatus)| s.only_carries() && named(rank);
+    if !is_explained && (0..).zip(seen).any(is_missing) {
         return false;
     }
     let awaited = (0..).zip(seen).filter(|(_, s)| s.undecided());

@@ -131,26 +131,20 @@ fn live(options: &RankOptions, orders: &Orders) -> Result<Ending, TrainError> {
     let run = Run::read(&options.run_dir)?;
     let mut options = options.clone();
     let reports = Arc::new(Mutex::new(options.generation));
+    let mut generation: Generation = read_json(&record(&options))?;
     let mut trainer = None;
     if options.stands_by {
-        let generation = read_json(&record(&options))?;
-        trainer = Some(Box::new(stand_by(&options, &run, generation, orders)?));
+        let mut spare = Box::new(stand_by(&options, &run, generation, orders)?);
         stderr::line(format_args!("this process stands by"));
         report(&Report::StandingBy);
-        match orders.wait() {
-            Some(Order::Continue(assignment)) => {
-                options = options.at(&assignment)?;
-                enter(&options, &reports)?;
-            }
-            _ => return Ok(Ending::Drained),
-        }
+        let Some(Order::Continue(assignment)) = orders.wait() else {
+            return Ok(Ending::Drained);
+        };
+        (options, generation) = follow(&assignment, &options, &mut spare, &reports)?;
+        trainer = Some(spare);
     }
     // Held until the process ends or holds the next one, so that a later launcher detects living ranks.
     let mut _alive = None;
-    let mut generation: Generation = read_json(&record(&options))?;
-    if let Some(spare) = &mut trainer {
-        spare.leave(generation.clone(), options.rank as u64)?;
-    }
     loop {
         _alive = record(&options).parent().map(hold).transpose()?;
         if trainer.is_none() && generation.carried.is_some() {
@@ -160,14 +154,25 @@ fn live(options: &RankOptions, orders: &Orders) -> Result<Ending, TrainError> {
         match in_generation(&options, &run, generation, trainer, orders, &reports)? {
             Left::Ended(ending) => return Ok(ending),
             Left::Carries(mut it, assignment) => {
-                options = options.at(&assignment)?;
-                generation = read_json(&record(&options))?;
-                it.leave(generation.clone(), assignment.rank)?;
-                enter(&options, &reports)?;
+                (options, generation) = follow(&assignment, &options, &mut it, &reports)?;
                 trainer = Some(it);
             }
         }
     }
+}
+
+/// Goes to its place in another generation.
+fn follow(
+    assignment: &Assignment,
+    options: &RankOptions,
+    trainer: &mut Trainer<'_>,
+    reports: &Mutex<u64>,
+) -> Result<(RankOptions, Generation), TrainError> {
+    let options = options.at(assignment)?;
+    let generation: Generation = read_json(&record(&options))?;
+    trainer.leave(generation.clone(), assignment.rank)?;
+    enter(&options, reports)?;
+    Ok((options, generation))
 }
 
 /// The record of the generation.
