@@ -2,14 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use evenkeel::checkpoint::{self, Checkpoint};
 use evenkeel::engine::cuda::nvrtc::Nvrtc;
-use evenkeel::engine::{ModelConfig, layout};
+use evenkeel::engine::{ModelConfig, UnitState, layout};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -72,6 +73,11 @@ impl Machine {
         self.directory.path()
     }
 
+    /// What the emulated GPUs report, unless a test gives them another file.
+    fn report(&self) -> PathBuf {
+        self.path().join("gpu-report")
+    }
+
     /// A launch of the recipe with these words and settings of the emulated GPU.
     fn command(&self, words: &str, settings: &[(&str, &str)]) -> Command {
         self.evenkeel(&format!("launch tiny.yaml --log json {words}"), settings)
@@ -98,6 +104,7 @@ impl Machine {
             )
             // Plans assume this much; only the engine finds out that a device has less.
             .env("EMULATED_GPU_NVML_MEMORY", (1_u64 << 30).to_string())
+            .env("EMULATED_GPU_REPORT", self.report())
             .envs(settings.iter().copied());
         command
     }
@@ -204,6 +211,24 @@ impl Machine {
         steps.map(|step| step["batch"].as_u64().unwrap()).collect()
     }
 
+    /// The gradient norms of a run's steps.
+    fn gradient_norms(&self, run: &str) -> Vec<f64> {
+        let steps = self.steps(run).into_values();
+        steps
+            .map(|step| step["gradient_norm"].as_f64().unwrap())
+            .collect()
+    }
+
+    /// The weights and moments of a run's newest checkpoint, by unit.
+    fn state(&self, run: &str) -> Vec<UnitState> {
+        let newest = checkpoint::latest(&self.path().join(run)).unwrap().unwrap();
+        let checkpoint = Checkpoint::open(&newest.path, Some(newest.checksum)).unwrap();
+        let units = 0..checkpoint.manifest().units.len();
+        units
+            .map(|unit| checkpoint.load_unit(unit).unwrap())
+            .collect()
+    }
+
     /// The last records of a run's steps, by number.
     fn steps(&self, run: &str) -> BTreeMap<u64, Value> {
         let steps = self.metrics(run, "step");
@@ -231,6 +256,20 @@ impl Machine {
             }
         }
         records
+    }
+}
+
+impl Drop for Machine {
+    /// A failed test shows what the GPUs found.
+    fn drop(&mut self) {
+        if !thread::panicking() {
+            return;
+        }
+        let report = std::fs::read_to_string(self.report()).unwrap_or_default();
+        let is_finding = |line: &&str| !line.contains(r#""kind":"summary""#);
+        for finding in report.lines().filter(is_finding) {
+            eprintln!("emulated GPU: {finding}");
+        }
     }
 }
 
@@ -834,6 +873,59 @@ fn of_rows(machine: &Machine, objective: &str, settings: &str, rows: &[Value]) {
     std::fs::write(machine.path().join("tiny.yaml"), recipe).unwrap();
     let rows: Vec<String> = rows.iter().map(Value::to_string).collect();
     std::fs::write(machine.path().join("rows.jsonl"), rows.join("\n")).unwrap();
+}
+
+/// AdamW hides a constant factor of the gradient; its moments do not. Each rank writes units of its own replica.
+#[test]
+fn ranks_with_uneven_targets_have_the_cpus_gradients_and_replicas() {
+    let Some(machine) = Machine::new() else {
+        return;
+    };
+    let row = |i: usize| json!({"prompt": "n=", "completion": "1".repeat(1 + 5 * i % 12)});
+    let rows: Vec<Value> = (0..80).map(row).collect();
+    of_rows(&machine, "sft", "", &rows);
+    let devices = [("EMULATED_GPU_DEVICES", "3")];
+    let unclipped = "evenkeel.optimizer.gradient_clip=null";
+    machine.trained(&format!("--out cpu --device cpu {unclipped}"), &[]);
+    let expected = machine.state("cpu");
+    for (run, words) in [
+        ("two", "--procs 2 evenkeel.parallel.strategy=ddp"),
+        (
+            "three",
+            "--procs 3 --remainder uneven evenkeel.parallel.strategy=ddp",
+        ),
+        ("sharded", "--procs 2 evenkeel.parallel.strategy=fsdp"),
+    ] {
+        let words = format!("--out {run} --device cuda {words} {unclipped}");
+        machine.trained(&words, &devices);
+        assert_close(&machine.losses(run), &machine.losses("cpu"), 1e-5);
+        assert_close(
+            &machine.gradient_norms(run),
+            &machine.gradient_norms("cpu"),
+            1e-4,
+        );
+        let state = machine.state(run);
+        assert_eq!(state.len(), expected.len());
+        for (unit, (got, expected)) in state.iter().zip(&expected).enumerate() {
+            for (what, got, expected) in [
+                ("weights", &got.parameters, &expected.parameters),
+                ("first moments", &got.exp_avg, &expected.exp_avg),
+                ("second moments", &got.exp_avg_sq, &expected.exp_avg_sq),
+            ] {
+                let distance = distance(got, expected);
+                assert!(distance < 1e-3, "{run}: {what} of unit {unit}: {distance}");
+            }
+        }
+    }
+}
+
+/// ‖one − other‖ / ‖other‖.
+fn distance(one: &[f32], other: &[f32]) -> f64 {
+    assert_eq!(one.len(), other.len());
+    let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
+    let pairs = one.iter().zip(other);
+    let error = norm(&mut pairs.map(|(&a, &b)| f64::from(a) - f64::from(b)));
+    error / norm(&mut other.iter().map(|&x| f64::from(x)))
 }
 
 /// The tiny recipe with a loss over preferences between numbers.

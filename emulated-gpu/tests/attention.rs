@@ -3,7 +3,7 @@
 mod support;
 
 use support::attention::{
-    BF16, F32, Inputs, Run, Shape, WGMMA, agrees, check, compile, run, same_bits,
+    BF16, F32, Inputs, Run, Shape, WGMMA, agrees, check, check_with, compile, run, same_bits,
 };
 use support::caught::Caught;
 use support::kernels::{Compiled, HEADERS, Real};
@@ -181,6 +181,48 @@ fn attention_of_packed_rows_agrees() {
             let of = compile(nvrtc, (source, real), &HEADERS, architecture, head_dim);
             let shape = shape(head_dim, window);
             check(&of, shape).unwrap_or_else(|caught| panic!("{}: {shape:?}: {caught}", of.at));
+        }
+    }
+}
+
+/// Head sizes above 64 that are no multiple of 4; several tiles of queries and keys; inputs of up to ±20, of which most rows
+/// see one key.
+#[test]
+fn attention_beyond_the_usual_sizes_and_values_agrees() {
+    for (turn, nvrtc) in nvrtc::all().iter().enumerate() {
+        for (i, (source, real, head_dim, seq_len, most)) in [
+            (F32, Real::F32, 66, 70, 3.0),
+            (BF16, Real::Bf16, 66, 70, 3.0),
+            (BF16, Real::Bf16, 102, 140, 3.0),
+            (F32, Real::F32, 32, 300, 3.0),
+            (F32, Real::Bf16, 32, 300, 3.0),
+            (BF16, Real::Bf16, 64, 300, 3.0),
+            (F32, Real::F32, 32, 70, 20.0),
+            (F32, Real::Bf16, 32, 70, 20.0),
+            (BF16, Real::Bf16, 64, 140, 20.0),
+            (BF16, Real::Bf16, 102, 140, 20.0),
+            (WGMMA, Real::Bf16, 64, 140, 20.0),
+            (WGMMA, Real::Bf16, 128, 140, 20.0),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            if !thorough() && (i + turn) % 2 != 0 {
+                continue;
+            }
+            let architecture = if source == WGMMA { "sm_90a" } else { "sm_80" };
+            let of = compile(nvrtc, (source, real), &HEADERS, architecture, head_dim);
+            let shape = Shape {
+                batch: 1,
+                seq_len,
+                packed: &[],
+                heads: 2,
+                kv_heads: 1,
+                head_dim,
+                window: None,
+            };
+            let checked = check_with(&of, shape, most);
+            checked.unwrap_or_else(|caught| panic!("{}: {shape:?}, {most}: {caught}", of.at));
         }
     }
 }

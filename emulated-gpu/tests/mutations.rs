@@ -134,6 +134,12 @@ fn embedding() -> Subject {
                 "starts[blockIdx.x] + 1, hidden, scale}",
             ),
             mutation(
+                "no occurrence of a token after 256",
+                &[Check::Value],
+                "for (unsigned k = first; k < last; k++) {",
+                "for (unsigned k = first; k < min(last, first + 256); k++) {",
+            ),
+            mutation(
                 "sums that do not begin at 0",
                 &[Check::Uninitialised, Check::Value],
                 "float sum[N] = {}, total[N];",
@@ -269,6 +275,12 @@ fn column_sums() -> Subject {
                 UNORDERED,
                 "of_warps[warp][lane] = sum;\n    __syncthreads();",
                 "of_warps[warp][lane] = sum;",
+            ),
+            mutation(
+                "no row of sums after 512",
+                &[Check::Value],
+                "for (int b = warp; b < blocks; b += warps)",
+                "for (int b = warp; b < min(blocks, 512); b += warps)",
             ),
             mutation(
                 "the first warp's sum twice",
@@ -598,6 +610,24 @@ fn mlp() -> Subject {
                 &[Check::Value],
                 "value(float x) { return x * (0.5f * erfcf(-0.70710678f * x)); }",
                 "value(float x) { return x * (0.5f * erfcf(0.70710678f * x)); }",
+            ),
+            mutation(
+                "a sigmoid of infinity by infinity",
+                &[Check::Value],
+                "value(float x) { return x * (1 / (1 + expf(-S::s(x)))); }",
+                "value(float x) { return x * (expf(S::s(x)) / (expf(S::s(x)) + 1)); }",
+            ),
+            mutation(
+                "the slope of SiLU as infinity times 0",
+                &[Check::Value],
+                "float e, float sigmoid) { return 1 - sigmoid; }",
+                "float e, float sigmoid) { return e * sigmoid; }",
+            ),
+            mutation(
+                "the slope of GELU as infinity times 0",
+                &[Check::Value],
+                "slope * (e < 1 ? e * sigmoid : 1 - sigmoid);",
+                "slope * (e * sigmoid);",
             ),
             mutation(
                 "the gradient without gates for its value",
@@ -1006,6 +1036,18 @@ fn gradients() -> Subject {
     }
 }
 
+/// More keys than eight tiles have, and inputs of up to ±20.
+fn beyond(of: &Compiled, shape: Shape) -> Result<(), Caught> {
+    let long = Shape {
+        seq_len: 300,
+        heads: 1,
+        kv_heads: 1,
+        ..shape
+    };
+    attention::check(of, long)?;
+    attention::check_with(of, shape, 20.0)
+}
+
 fn attention_f32() -> Subject {
     Subject {
         source: attention::F32,
@@ -1035,9 +1077,28 @@ fn attention_f32() -> Subject {
                     packed: &[40, 25],
                     ..shape
                 },
-            )
+            )?;
+            beyond(of, shape)
         },
         mutations: vec![
+            mutation(
+                "no key after 256",
+                &[Check::Value],
+                "key_tile <= query_tile; key_tile++) {\n        // Every warp",
+                "key_tile <= min(query_tile, 7); key_tile++) {\n        // Every warp",
+            ),
+            mutation(
+                "a maximum that begins at −100",
+                &[Check::Value],
+                "most[r] = -infinity(), total[r] = 0;",
+                "most[r] = -100, total[r] = 0;",
+            ),
+            mutation(
+                "probabilities as quotients of exponentials",
+                &[Check::Value],
+                "expf(scores[r] * scale - log_sum[r]) *",
+                "expf(scores[r] * scale) / expf(log_sum[r]) *",
+            ),
             mutation(
                 "documents that begin where rows do",
                 &[Check::OutOfBounds, Check::Value],
@@ -1186,6 +1247,49 @@ fn attention_f32() -> Subject {
     }
 }
 
+/// A head of more than 64 elements, which are no multiple of 4.
+fn attention_f32_of_66() -> Subject {
+    Subject {
+        source: attention::F32,
+        real: Real::F32,
+        head_dim: Some(66),
+        check: |of| {
+            attention::check(
+                of,
+                Shape {
+                    batch: 1,
+                    seq_len: 65,
+                    heads: 2,
+                    kv_heads: 1,
+                    head_dim: 66,
+                    packed: &[],
+                    window: None,
+                },
+            )
+        },
+        mutations: vec![
+            mutation(
+                "the last elements of a head are not stored",
+                &[Check::Uninitialised, Check::Value],
+                "if (column < HEAD_DIM) to[",
+                "if (column < HEAD_DIM / 4 * 4) to[",
+            ),
+            mutation(
+                "the last elements of a head are not read",
+                &[Check::Value],
+                "if (first + row < seq_len && column < HEAD_DIM) {",
+                "if (first + row < seq_len && column < HEAD_DIM / 4 * 4) {",
+            ),
+            mutation(
+                "no elements after 64 in sums over a head",
+                &[Check::Value],
+                "for (int d = 0; d < HEAD_DIM; d += 4) {",
+                "for (int d = 0; d < min(HEAD_DIM, 64); d += 4) {",
+            ),
+        ],
+    }
+}
+
 fn attention_bf16() -> Subject {
     Subject {
         source: attention::BF16,
@@ -1208,9 +1312,16 @@ fn attention_bf16() -> Subject {
                     packed: &[2, 67, 61, 0],
                     ..shape
                 },
-            )
+            )?;
+            beyond(of, shape)
         },
         mutations: vec![
+            mutation(
+                "sums that outgrow f32",
+                &[Check::Value],
+                "lags |= of_lane > most[m][half] + 8 / exponent;",
+                "lags |= of_lane > most[m][half] + 200 / exponent;",
+            ),
             mutation(
                 "numbers of documents by row",
                 &[Check::Value, Check::OutOfBounds, Check::Uninitialised],
@@ -1376,6 +1487,7 @@ fn attention_wgmma() -> Subject {
             };
             // Large enough that exponentials outgrow the sums.
             attention::check_with(of, shape, 8.0)?;
+            attention::check_with(of, shape, 20.0)?;
             attention::check(
                 of,
                 Shape {
@@ -1385,6 +1497,12 @@ fn attention_wgmma() -> Subject {
             )
         },
         mutations: vec![
+            mutation(
+                "sums that outgrow f32",
+                &[Check::Value],
+                "lags |= of_lane > most[half] + 8 / exponent;",
+                "lags |= of_lane > most[half] + 200 / exponent;",
+            ),
             mutation(
                 "numbers of documents by row",
                 &[Check::Value, Check::OutOfBounds, Check::Uninitialised],
@@ -1522,6 +1640,7 @@ fn planted_mistakes_are_caught() {
         dequantise_scales(),
         gradients(),
         attention_f32(),
+        attention_f32_of_66(),
         attention_bf16(),
         attention_wgmma(),
     ];

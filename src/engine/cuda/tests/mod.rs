@@ -2,6 +2,7 @@
 
 mod adapters;
 mod kernel_table;
+mod limits;
 mod roofline;
 
 use std::path::{Path, PathBuf};
@@ -21,8 +22,8 @@ use crate::engine::testing::contract;
 use crate::engine::testing::reference::{CASES, Reference};
 use crate::engine::testing::*;
 use crate::engine::{
-    Activation, AdamW, Engine, EngineError, Family, Measure, MicroBatch, ModelConfig, Noise,
-    NormKind, TokenLoss, layout,
+    Activation, AdamW, Engine, EngineError, Family, Layout, Measure, MicroBatch, ModelConfig,
+    Noise, NormKind, TokenLoss, layout,
 };
 
 const OF_MICRO_BATCHES: Measure = Measure {
@@ -105,15 +106,26 @@ fn cpu_with(config: ModelConfig, token_loss: TokenLoss) -> CpuEngine {
     CpuEngine::new(config, options, None, Some(5)).unwrap()
 }
 
-/// ‖got − expected‖ / ‖expected‖; of a single token, queries and keys have no gradient.
+/// Norm below which an error counts as if it were this large: of a single token, queries and keys have no gradient.
+const LEAST_NORM: f64 = 1e-3;
+
+/// ‖got − expected‖ / ‖expected‖.
 fn relative(got: &[f32], expected: &[f32]) -> f64 {
     let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
     let pairs = got.iter().zip(expected);
     let error = norm(&mut pairs.map(|(&a, &b)| f64::from(a) - f64::from(b)));
-    if error == 0.0 {
-        return 0.0;
+    error / norm(&mut expected.iter().map(|&x| f64::from(x))).max(LEAST_NORM)
+}
+
+/// Asserts every gradient tensor within `tolerance` of the expected one, relative to its L2 norm.
+fn assert_gradients(layout: &Layout, gradient: &[Vec<f32>], expected: &[Vec<f32>], tolerance: f64) {
+    for (unit, (got, expected)) in layout.units.iter().zip(gradient.iter().zip(expected)) {
+        for parameter in &unit.parameters {
+            let range = parameter.range();
+            let error = relative(&got[range.clone()], &expected[range]);
+            assert!(error <= tolerance, "{}: {error}", parameter.name);
+        }
     }
-    error / norm(&mut expected.iter().map(|&x| f64::from(x)))
 }
 
 /// Asserts every gradient tensor within `tolerance` of the CPU engine's, relative to its L2 norm.
@@ -132,18 +144,7 @@ fn compare(
     let (loss, gradient) = gradient_of(cuda, micro_batch);
     let (expected_loss, expected) = gradient_of(cpu, micro_batch);
     assert!((loss - expected_loss).abs() <= tolerance * expected_loss);
-    for (unit, (got, expected)) in cpu
-        .layout()
-        .units
-        .iter()
-        .zip(gradient.iter().zip(&expected))
-    {
-        for parameter in &unit.parameters {
-            let range = parameter.range();
-            let error = relative(&got[range.clone()], &expected[range]);
-            assert!(error <= tolerance, "{}: {error}", parameter.name);
-        }
-    }
+    assert_gradients(cpu.layout(), &gradient, &expected, tolerance);
     loss
 }
 
@@ -353,13 +354,7 @@ fn every_variant_of_attention_gives_the_gradients_of_f32() {
             gradient_of(&mut engine(&device, config.clone(), options), micro_batch)
         });
         assert!((loss - expected_loss).abs() < 1e-3 * expected_loss);
-        for (unit, (got, expected)) in layout(&config).units.iter().zip(bf16.iter().zip(&f32)) {
-            for parameter in &unit.parameters {
-                let range = parameter.range();
-                let error = relative(&got[range.clone()], &expected[range]);
-                assert!(error < 3e-2, "{}: {error}", parameter.name);
-            }
-        }
+        assert_gradients(&layout(&config), &bf16, &f32, 3e-2);
     }
 }
 
