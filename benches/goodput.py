@@ -156,6 +156,11 @@ class Evenkeel(Program):
 
 
 class Torchrun(Program):
+    def environment(self):
+        # Otherwise the agent of PyTorch 2.15 gives restarted ranks the store of those before, in which gloo finds their addresses:
+        # two ranks then wait for ever for a connection.
+        return super().environment() | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+
     def begin(self):
         self.log = self.directory / "steps.jsonl"
         self.file, port = Lines(self.log), free_port()
