@@ -149,14 +149,17 @@ def torchrun():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
+    # See goodput.py.
+    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     launcher = subprocess.Popen(
         [a.python, "-m", "torch.distributed.run", "--nnodes=2:3", "--nproc_per_node=1", "--max_restarts=3",
          "--rdzv_backend=c10d", f"--rdzv_endpoint=127.0.0.1:{port}", "--rdzv_id=recovery", "--local_addr=127.0.0.1",
          "--rdzv_conf=join_timeout=30,last_call_timeout=1,timeout=30,keep_alive_interval=1,keep_alive_max_attempt=2",
-         str(here / "recovery_peer.py"), str(log)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+         str(here / "recovery_peer.py"), str(log)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
     # The first agent holds the rendezvous, and lives: without it nobody would come back at all.
     until(lambda: socket.socket().connect_ex(("127.0.0.1", port)) == 0)
-    others = [subprocess.Popen(launcher.args, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for _ in range(2)]
+    others = [subprocess.Popen(launcher.args, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
+              for _ in range(2)]
     agents = [launcher, *others]
 
     def logged():
